@@ -1,0 +1,1 @@
+"""hacrl: train different language models together and share verified rollouts."""
