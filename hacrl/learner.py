@@ -1,0 +1,264 @@
+"""One agent's training: rows -> optimizer minibatches -> micro-batches -> backward -> step."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import get_scheduler
+
+from hacrl.algorithms.algorithm import Algorithm, LossBatch
+from hacrl.algorithms.ops import k3_kl
+from hacrl.config import AgentConfig
+from hacrl.encode import Batch, collate, micro_batches
+from hacrl.errors import NonFiniteError
+from hacrl.metrics import Metrics
+from hacrl.policy import Policy
+from hacrl.seeds import derive_seed
+from hacrl.types import TrainingSample
+
+RolloutKey = tuple[str, str, int]
+"""Task id, author and index: what names a rollout within a step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Update:
+    """What one step did to one learner: metrics, and the sequence ratio s of every row that was computed."""
+
+    metrics: Metrics
+    ratios: dict[RolloutKey, float]
+
+
+class Learner:
+    """Updates one policy by one algorithm.
+
+    A step's rows are cut into optimizer minibatches of `minibatch_rows` (the last may be smaller); each is divided
+    by its own number of rows, rows without gradient included, so neither micro-batches nor dropped rows change it.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        agent: AgentConfig,
+        algorithm: Algorithm,
+        *,
+        temperature: float,
+        pad_token_id: int,
+        steps: int,
+        minibatch_rows: int,
+        minibatch_order: Literal["own_first", "mixed"],
+        seed: int,
+        dump_directory: Path,
+    ) -> None:
+        self.policy = policy
+        self.agent = agent
+        self.algorithm = algorithm
+        self.temperature = temperature
+        self.pad_token_id = pad_token_id
+        self.minibatch_rows = minibatch_rows
+        self.minibatch_order = minibatch_order
+        self.seed = seed
+        self.dump_directory = dump_directory
+        self.parameters = list(policy.trained_parameters().values())
+        self.optimizer = torch.optim.AdamW(
+            self.parameters,
+            lr=agent.learning_rate,
+            betas=(agent.optimizer.beta1, agent.optimizer.beta2),
+            eps=agent.optimizer.eps,
+            weight_decay=agent.optimizer.weight_decay,
+        )
+        self.scheduler = get_scheduler(
+            agent.schedule.name,
+            self.optimizer,
+            num_warmup_steps=agent.schedule.warmup_steps,
+            num_training_steps=steps,
+        )
+        self.recomputes_old_logprobs = agent.old_logprobs == "learner" or (
+            agent.old_logprobs == "auto" and policy.compute_dtype is not torch.float32
+        )
+        # A LoRA policy finds its starting weights by switching the adapter off; a full one needs a copy.
+        self.reference = self._frozen_copy() if agent.kl_coefficient > 0 and policy.adapter is None else None
+
+    def update(self, samples: Sequence[TrainingSample], *, step: int) -> Update:
+        """One training step. Raises NonFiniteError, weights untouched by the faulty minibatch, with the batch dumped."""
+        metrics = Metrics()
+        ratios: dict[RolloutKey, float] = {}
+        if self.recomputes_old_logprobs:
+            samples = self._with_own_logprobs(samples)
+        metrics.total("rows", len(samples))
+        updates = 0
+        with self.policy.training(), torch.random.fork_rng(devices=self._cuda_devices()):
+            torch.manual_seed(derive_seed(self.seed, "update", self.agent.name, step))
+            for minibatch in self._minibatches(samples, step):
+                rows = [sample for sample in minibatch if self._carries_gradient(sample)]
+                metrics.total("rows_zero_advantage", len(minibatch) - len(rows))
+                if not rows:
+                    metrics.total("updates_skipped", 1)
+                    continue
+                self._backward(rows, updates, len(minibatch), metrics, ratios, step)
+                self._optimizer_step(rows, metrics, step)
+                updates += 1
+        metrics.total("updates", updates)
+        metrics.mean("learning_rate", self.optimizer.param_groups[0]["lr"])
+        self.scheduler.step()
+        return Update(metrics=metrics, ratios=ratios)
+
+    def _minibatches(self, samples: Sequence[TrainingSample], step: int) -> list[list[TrainingSample]]:
+        """Shuffled rows in minibatches: own rows first, or all mixed. The shuffle is a function of seed and step."""
+        shuffled = list(samples)
+        Random(derive_seed(self.seed, "minibatches", self.agent.name, step)).shuffle(shuffled)
+        parts = [shuffled]
+        if self.minibatch_order == "own_first":
+            parts = [[row for row in shuffled if row.own], [row for row in shuffled if not row.own]]
+        size = self.minibatch_rows
+        return [part[first : first + size] for part in parts for first in range(0, len(part), size)]
+
+    def _carries_gradient(self, sample: TrainingSample) -> bool:
+        return sample.advantage != 0 or (sample.own and self.agent.kl_coefficient > 0)
+
+    def _backward(
+        self,
+        rows: list[TrainingSample],
+        update_index: int,
+        normaliser: int,
+        metrics: Metrics,
+        ratios: dict[RolloutKey, float],
+        step: int,
+    ) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        for micro in micro_batches(rows, max_tokens=self.agent.micro_batch_tokens):
+            batch = collate(micro, pad_token_id=self.pad_token_id, device=self.policy.device)
+            logprobs_BT, entropy_BT = self.policy.token_logprobs(
+                batch.input_ids_BT, batch.attention_mask_BT, batch.mask_BT, temperature=self.temperature
+            )
+            output = self.algorithm.loss(
+                LossBatch(
+                    logprobs_BT=logprobs_BT,
+                    mask_BT=batch.mask_BT,
+                    author_logprobs_BT=batch.author_logprobs_BT,
+                    author_mean_logprob_B=batch.author_mean_logprob_B,
+                    advantage_B=batch.advantage_B,
+                    own_B=batch.own_B,
+                    ratio_B=batch.ratio_B,
+                ),
+                update_index=update_index,
+                normaliser=normaliser,
+            )
+            loss = output.loss
+            if self.agent.kl_coefficient > 0:
+                kl_B = torch.where(batch.own_B, k3_kl(logprobs_BT, self._reference_logprobs(batch), batch.mask_BT), 0.0)
+                loss = loss + self.agent.kl_coefficient * kl_B.sum() / normaliser
+                metrics.mean("kl", float(kl_B.detach().sum()), int(batch.own_B.sum()))
+            if not torch.isfinite(loss):
+                raise self._non_finite(f"loss is {float(loss)}", micro, step)
+            loss.backward()
+            tokens = int(batch.mask_BT.sum())
+            metrics.total("loss_sum", float(loss.detach()))
+            metrics.total("tokens_trained", tokens)
+            metrics.mean("entropy", float(entropy_BT.sum()), tokens)
+            metrics.mean("padding_share", batch.input_ids_BT.numel() - int(batch.attention_mask_BT.sum()), batch.input_ids_BT.numel())
+            _record_rows(micro, {name: values.tolist() for name, values in output.metrics.items()}, update_index, metrics, ratios)
+
+    def _optimizer_step(self, rows: list[TrainingSample], metrics: Metrics, step: int) -> None:
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.agent.max_grad_norm))
+        if not math.isfinite(norm):
+            raise self._non_finite(f"gradient norm is {norm}", rows, step)
+        metrics.mean("grad_norm", norm)
+        metrics.maximum("grad_norm_max", norm)
+        metrics.mean("grad_clipped", float(norm > self.agent.max_grad_norm))
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    @torch.no_grad()
+    def _with_own_logprobs(self, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+        """Replace own rows' old log-probabilities by the learner's, so that rounding does not look like a ratio."""
+        result = {id(sample): sample for sample in samples}
+        own = [sample for sample in samples if sample.own and self._carries_gradient(sample)]
+        with self.policy.active():
+            for micro in micro_batches(own, max_tokens=self.agent.micro_batch_tokens):
+                batch = collate(micro, pad_token_id=self.pad_token_id, device=self.policy.device)
+                logprobs_BT, _ = self.policy.token_logprobs(
+                    batch.input_ids_BT, batch.attention_mask_BT, batch.mask_BT, temperature=self.temperature
+                )
+                for sample, values, mask in zip(micro, logprobs_BT, batch.mask_BT, strict=True):
+                    logprobs = values[mask].tolist()
+                    result[id(sample)] = dataclasses.replace(
+                        sample, author_logprobs=tuple(logprobs), author_mean_logprob=sum(logprobs) / len(logprobs)
+                    )
+        return list(result.values())
+
+    @torch.no_grad()
+    def _reference_logprobs(self, batch: Batch) -> Tensor:
+        policy = self.reference or self.policy
+        with policy.active() if self.reference is not None else policy.without_adapter():
+            return policy.token_logprobs(
+                batch.input_ids_BT, batch.attention_mask_BT, batch.mask_BT, temperature=self.temperature
+            )[0]
+
+    def _frozen_copy(self) -> Policy:
+        model = copy.deepcopy(self.policy.model).to(self.policy.compute_dtype).requires_grad_(False).eval()
+        return Policy(
+            model,
+            adapter=None,
+            trains=False,
+            device=self.policy.device,
+            compute_dtype=self.policy.compute_dtype,
+        )
+
+    def _cuda_devices(self) -> list[torch.device]:
+        return [self.policy.device] if self.policy.device.type == "cuda" else []
+
+    def _non_finite(self, what: str, rows: Sequence[TrainingSample], step: int) -> NonFiniteError:
+        self.dump_directory.mkdir(parents=True, exist_ok=True)
+        path = self.dump_directory / f"step-{step:06d}-{self.agent.name}.json"
+        path.write_text(json.dumps([dataclasses.asdict(row) for row in rows]))
+        return NonFiniteError(
+            f"agent {self.agent.name}, step {step}: {what}; the {len(rows)} rows of this batch are in {path}. The last "
+            f"checkpoint is from before this step: look at the rows' log-probabilities and lengths, lower "
+            f"learning_rate, or use dtype: float32"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+
+
+def _record_rows(
+    rows: Sequence[TrainingSample],
+    outcome: dict[str, list[float]],
+    update_index: int,
+    metrics: Metrics,
+    ratios: dict[RolloutKey, float],
+) -> None:
+    """Sum what happened to each row under its author's name, and under `own`/`foreign` for the learner as a whole."""
+    for position, row in enumerate(rows):
+        ratio, weight, band = (outcome[name][position] for name in ("ratio", "weight", "band"))
+        ratios[row.task_id, row.author, row.index] = ratio
+        pair = f"author/{row.author}"
+        metrics.mean(f"{pair}/s_mean", ratio)
+        metrics.minimum(f"{pair}/s_min", ratio)
+        metrics.maximum(f"{pair}/s_max", ratio)
+        metrics.total(f"{pair}/weight", weight)
+        if not math.isnan(band):
+            for name, value in (("below", -1), ("inside", 0), ("above", 1)):
+                metrics.mean(f"{pair}/{name}_share", float(band == value))
+        if "clipped_fraction" in outcome:
+            metrics.mean(f"{pair}/clipped_fraction", outcome["clipped_fraction"][position])
+        if not row.own and "importance" in outcome:
+            importance = outcome["importance"][position]
+            metrics.total(f"{pair}/importance_sum", importance)
+            metrics.total(f"{pair}/importance_square_sum", importance**2)
+        if row.own and update_index == 0:
+            metrics.maximum("own_ratio_error", abs(ratio - 1))

@@ -1,0 +1,326 @@
+"""One agent's network: how it is loaded, which of its weights are trained, and log-probabilities under it."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from hacrl.config import AgentConfig
+from hacrl.errors import ModelError
+from hacrl.seeds import derive_seed
+
+# Elements of the largest logits tensor that exists at any time (float32: 64 MiB).
+LOGIT_CHUNK_ELEMENTS = 2**24
+
+
+class Policy:
+    """A causal language model, or one LoRA adapter on a base model that several policies may share.
+
+    Trained weights are float32 whatever the compute type, so that small updates are not rounded away; frozen
+    weights are held in the compute type. `active()` must surround every forward pass.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        adapter: str | None,
+        trains: bool,
+        device: torch.device,
+        compute_dtype: torch.dtype,
+        gradient_checkpointing: bool = False,
+    ) -> None:
+        self.model = model
+        self.adapter = adapter
+        self.trains = trains
+        self.device = device
+        self.compute_dtype = compute_dtype
+        self.gradient_checkpointing = gradient_checkpointing
+        causal_lm = model.get_base_model() if adapter is not None else model  # type: ignore[operator]
+        self.causal_lm = cast(Any, causal_lm)
+        # Models took `past_key_values` before transformers renamed it to `cache`.
+        parameters = inspect.signature(type(self.causal_lm).forward).parameters
+        self.cache_argument = "cache" if "cache" in parameters else "past_key_values"
+        self.chunked_head = self._head_matches_model()
+
+    @property
+    def config(self) -> Any:
+        return self.causal_lm.config
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self.causal_lm.get_output_embeddings().weight.shape[0])
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Select this policy's adapter and arithmetic; evaluation mode unless `training()` says otherwise."""
+        if self.adapter is not None:
+            self.model.set_adapter(self.adapter)  # type: ignore[operator]
+        with torch.autocast(
+            self.device.type, dtype=self.compute_dtype, enabled=self.compute_dtype is not torch.float32
+        ):
+            yield
+
+    @contextlib.contextmanager
+    def training(self) -> Iterator[None]:
+        """`active()` with dropout on; gradient checkpointing too where it was asked for."""
+        self.model.train()
+        if self.gradient_checkpointing:
+            self.causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
+            self.causal_lm.enable_input_require_grads()
+        try:
+            with self.active():
+                yield
+        finally:
+            if self.gradient_checkpointing:
+                self.causal_lm.gradient_checkpointing_disable()
+                self.causal_lm.disable_input_require_grads()
+            self.model.eval()
+
+    @contextlib.contextmanager
+    def without_adapter(self) -> Iterator[None]:
+        """The base model's own behaviour: the starting weights of a LoRA policy."""
+        with self.active(), self.model.disable_adapter():  # type: ignore[operator]
+            yield
+
+    def trained_parameters(self) -> dict[str, nn.Parameter]:
+        if not self.trains:
+            return {}
+        if self.adapter is None:
+            return dict(self.model.named_parameters())
+        marker = f".{self.adapter}."
+        return {
+            name: parameter
+            for name, parameter in self.model.named_parameters()
+            if "lora_" in name and marker in name
+        }
+
+    def decode_step(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, cache: Any) -> Tensor:
+        """Logits (B x V, float32) after the last position; `cache` is extended in place."""
+        output = self.causal_lm(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            use_cache=True,
+            logits_to_keep=1,
+            **{self.cache_argument: cache},
+        )
+        return output.logits[:, -1].float()
+
+    def token_logprobs(
+        self, input_ids_BT: Tensor, attention_mask_BT: Tensor, mask_BT: Tensor, *, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy, in nats, of every token marked in `mask_BT`; float32.
+
+        Both results are B x T and zero elsewhere; the value at position t belongs to the token `input_ids_BT[:, t]`
+        given all earlier ones, so position 0 must not be marked. Logits are divided by `temperature`. Gradient
+        flows through the log-probabilities only. The vocabulary dimension exists for `LOGIT_CHUNK_ELEMENTS`
+        elements at a time, in the forward and in the backward pass.
+        """
+        position_ids = (attention_mask_BT.cumsum(1) - 1).clamp(min=0)
+        arguments = {"input_ids": input_ids_BT, "attention_mask": attention_mask_BT, "position_ids": position_ids}
+        targets_N = input_ids_BT[mask_BT]
+        before_BT = mask_BT.roll(-1, dims=1)
+        if self.chunked_head:
+            hidden_NH = self.causal_lm.get_decoder()(**arguments, use_cache=False).last_hidden_state[before_BT]
+            head: Callable[[Tensor], Tensor] = self._head
+        else:
+            hidden_NH = self.causal_lm(**arguments, use_cache=False).logits[before_BT]
+            head = nn.Identity()
+        logprobs_N, entropy_N = _chunked_logprobs(
+            hidden_NH, targets_N, head, temperature=temperature, chunk=max(1, LOGIT_CHUNK_ELEMENTS // self.vocabulary)
+        )
+        logprobs_BT = torch.zeros(mask_BT.shape, dtype=torch.float32, device=mask_BT.device)
+        entropy_BT = torch.zeros_like(logprobs_BT)
+        entropy_BT[mask_BT] = entropy_N
+        return logprobs_BT.masked_scatter(mask_BT, logprobs_N), entropy_BT
+
+    def _head(self, hidden_NH: Tensor) -> Tensor:
+        logits = self.causal_lm.get_output_embeddings()(hidden_NH).float()
+        config = self.causal_lm.config.get_text_config()
+        if (scale := getattr(config, "logit_scale", None)) is not None:
+            logits = logits * scale
+        if (scaling := getattr(config, "logits_scaling", None)) is not None:
+            logits = logits / scaling
+        if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
+            logits = torch.tanh(logits / cap) * cap
+        return logits
+
+    @torch.no_grad()
+    def _head_matches_model(self) -> bool:
+        """Whether decoder + `_head` gives the model's own logits; if not, log-probs take the model's full logits.
+
+        Some architectures scale logits in ways of their own. A wrong guess would train on wrong probabilities
+        without a sign, so the shortcut is tried against the model once instead of being trusted.
+        """
+        self.model.eval()
+        ids = (torch.arange(6, device=self.device) * 7 + 1).remainder(self.vocabulary)[None]
+        with self.active():
+            try:
+                own = self._head(self.causal_lm.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state)
+            except (AttributeError, TypeError, RuntimeError):
+                return False
+            expected = self.causal_lm(input_ids=ids, use_cache=False).logits.float()
+        return own.shape == expected.shape and torch.allclose(own, expected, rtol=1e-3, atol=1e-3)
+
+
+def _chunked_logprobs(
+    hidden_NH: Tensor, targets_N: Tensor, head: Callable[[Tensor], Tensor], *, temperature: float, chunk: int
+) -> tuple[Tensor, Tensor]:
+    def part(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        logits = head(hidden).float() / temperature
+        normaliser = logits.logsumexp(-1)
+        logprobs = logits.gather(-1, targets[:, None]).squeeze(-1) - normaliser
+        with torch.no_grad():
+            entropy = normaliser - (logits.softmax(-1) * logits).sum(-1)
+        return logprobs, entropy.detach()
+
+    if hidden_NH.shape[0] == 0:
+        return hidden_NH.new_zeros(0, dtype=torch.float32), hidden_NH.new_zeros(0, dtype=torch.float32)
+    parts = []
+    for hidden, targets in zip(hidden_NH.split(chunk), targets_N.split(chunk), strict=True):
+        if torch.is_grad_enabled() and hidden.requires_grad:
+            # Logits are recomputed in the backward pass instead of being kept.
+            parts.append(checkpoint(part, hidden, targets, use_reentrant=False))
+        else:
+            parts.append(part(hidden, targets))
+    logprobs, entropies = zip(*parts, strict=True)
+    return torch.cat(logprobs), torch.cat(entropies)
+
+
+# ---------------------------------------------------------------- loading
+
+
+def load_policies(agents: list[AgentConfig], *, seed: int) -> dict[str, Policy]:
+    """Load every agent's policy; LoRA agents with the same base model, type and device share it in memory.
+
+    Adapters are initialised from `seed` and the agent's name alone, so neither order nor number of agents matters.
+    """
+    bases: dict[tuple[Any, ...], nn.Module] = {}
+    policies: dict[str, Policy] = {}
+    for agent in agents:
+        device = resolve_device(agent)
+        compute_dtype = resolve_dtype(agent, device)
+        if agent.lora is None:
+            model = _load_model(agent, device, torch.float32 if agent.role != "author" else compute_dtype)
+            model.requires_grad_(agent.role != "author")
+        else:
+            key = (agent.model, agent.gguf_file, agent.revision, agent.attention, str(device), compute_dtype)
+            base = bases.get(key)
+            if base is None:
+                base = _load_model(agent, device, compute_dtype).requires_grad_(False)
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(derive_seed(seed, "adapter", agent.name))
+                model = bases[key] = _add_adapter(base, agent)
+        model.eval()
+        policies[agent.name] = Policy(
+            model,
+            adapter=_adapter_name(agent) if agent.lora is not None else None,
+            trains=agent.role != "author",
+            device=device,
+            compute_dtype=compute_dtype,
+            gradient_checkpointing=agent.gradient_checkpointing,
+        )
+    return policies
+
+
+def resolve_device(agent: AgentConfig) -> torch.device:
+    if agent.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(agent.device)
+    except RuntimeError as error:
+        raise ModelError(f"agent {agent.name}: device {agent.device!r} is not known to torch: {error}") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ModelError(
+            f"agent {agent.name}: device {agent.device!r}, but torch sees {torch.cuda.device_count()} CUDA device(s); "
+            f"use device: auto or cpu"
+        )
+    return device
+
+
+def resolve_dtype(agent: AgentConfig, device: torch.device) -> torch.dtype:
+    if agent.dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return torch.bfloat16 if agent.dtype == "bfloat16" else torch.float32
+
+
+def pretrained_arguments(agent: AgentConfig) -> dict[str, Any]:
+    """What names an agent's files, in the form `from_pretrained` takes."""
+    arguments: dict[str, Any] = {"trust_remote_code": agent.trust_remote_code}
+    if agent.revision is not None:
+        arguments["revision"] = agent.revision
+    if agent.gguf_file is not None:
+        arguments["gguf_file"] = agent.gguf_file
+    return arguments
+
+
+def _load_model(agent: AgentConfig, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    arguments = pretrained_arguments(agent)
+    if agent.attention is not None:
+        arguments["attn_implementation"] = agent.attention
+    try:
+        model = AutoModelForCausalLM.from_pretrained(agent.model, dtype=dtype, **arguments)
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        where = "local folder" if Path(agent.model).exists() else "hub id (no such local folder)"
+        raise ModelError(f"agent {agent.name}: cannot load model {agent.model!r} ({where}): {error}") from error
+    return cast(nn.Module, model.to(device))
+
+
+def _add_adapter(model: nn.Module, agent: AgentConfig) -> nn.Module:
+    from peft import LoraConfig as PeftLoraConfig
+    from peft import PeftModel, get_peft_model
+
+    assert agent.lora is not None
+    lora = PeftLoraConfig(
+        r=agent.lora.rank,
+        lora_alpha=agent.lora.alpha or 2 * agent.lora.rank,  # type: ignore[arg-type]
+        lora_dropout=agent.lora.dropout,
+        target_modules=agent.lora.target_modules,
+        task_type="CAUSAL_LM",
+    )
+    name = _adapter_name(agent)
+    try:
+        if isinstance(model, PeftModel):
+            model.add_adapter(name, lora)
+        else:
+            model = get_peft_model(model, lora, adapter_name=name)  # type: ignore[arg-type, assignment]
+    except ValueError as error:
+        raise ModelError(f"agent {agent.name}: lora.target_modules {agent.lora.target_modules!r}: {error}") from error
+    for key, parameter in model.named_parameters():
+        if "lora_" in key and f".{name}." in key:
+            parameter.data = parameter.data.float()
+    return model
+
+
+def _adapter_name(agent: AgentConfig) -> str:
+    # Module names must not hold dots.
+    return agent.name.replace(".", "_")
+
+
+# ---------------------------------------------------------------- weights on disk
+
+
+def trained_weights(policy: Policy) -> Mapping[str, Tensor]:
+    """Everything that training changes, by parameter name; tied weights once."""
+    return {name: parameter.detach() for name, parameter in policy.trained_parameters().items()}
+
+
+def load_trained_weights(policy: Policy, weights: Mapping[str, Tensor]) -> None:
+    """Copy weights saved by `trained_weights` into the policy, every name exactly once."""
+    parameters = policy.trained_parameters()
+    if parameters.keys() != weights.keys():
+        odd = sorted(parameters.keys() ^ weights.keys())[:4]
+        raise ModelError(f"saved weights do not fit the model: {odd} stand on one side only")
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(weights[name])

@@ -1,0 +1,1 @@
+"""Sampling of answers: the `Sampler` protocol and its engines."""
