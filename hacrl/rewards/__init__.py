@@ -1,0 +1,19 @@
+"""Reward functions: `(prompts, completions, **columns) -> scores`, called in worker processes with time limits.
+
+Built-ins: `math`, `reasoning_gym`, `exact`, `multiple_choice`, each in the module of that name.
+"""
+
+from hacrl.rewards.reward import BUILT_INS, Reward, RewardSpec
+from hacrl.rewards.reward_set import RewardSet, load_rewards
+from hacrl.rewards.verdict import verdict_metrics
+from hacrl.rewards.verifier import Verifier
+
+__all__ = [
+    "BUILT_INS",
+    "Reward",
+    "RewardSet",
+    "RewardSpec",
+    "Verifier",
+    "load_rewards",
+    "verdict_metrics",
+]
