@@ -1,0 +1,71 @@
+# Each target does all its own set-up: a virtual environment in .venv with the versions of constraints.txt. It is done
+# once, and again only after pyproject.toml or constraints.txt changed. Needs Python 3.11 or newer and, for the set-up
+# alone, a network. PYTHON=python3.12 picks another interpreter. On Linux,
+# PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu picks torch's small build for machines without a GPU.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+# Threads that spin while they wait make torch many times slower beside any other busy process.
+export OMP_WAIT_POLICY ?= PASSIVE
+export TOKENIZERS_PARALLELISM ?= false
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check lint types imports docs format mutation
+
+help:
+	@echo 'make demo      train two tiny agents together, compare, and write a report (about two minutes, no network)'
+	@echo 'make test      run the tests; SLOW=1 adds the slow ones, ARGS="-k name" is passed to pytest'
+	@echo 'make check     lint, types, imports'
+	@echo 'make format    let ruff format and fix what it can'
+	@echo 'make docs      write docs/configuration.md from hacrl/config.py'
+	@echo 'make mutation  mutate hacrl/algorithms and see which mutants the tests let live (slow)'
+
+demo: .venv/.installed
+	$(BIN)/hacrl demo
+
+test: export HF_HUB_OFFLINE = 1
+test: export OMP_NUM_THREADS = 1
+test: .venv/.installed-dev
+	$(BIN)/python -m pytest -n 2 $(if $(SLOW),,-m "not slow") $(ARGS)
+
+check: lint types imports
+
+lint: .venv/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/.installed-dev
+	$(BIN)/mypy
+
+imports: .venv/.installed-dev
+	$(BIN)/lint-imports --no-logo
+
+format: .venv/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: .venv/.installed-dev
+	$(BIN)/python docs/generate_configuration.py
+
+mutation: .venv/.installed-dev
+	benchmarks/mutation/run.sh
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo '$(PYTHON) is older than 3.11 or missing; choose another one with: make PYTHON=python3.12 ...'; exit 1; }
+	$(PYTHON) -m venv .venv
+
+# A current pip first: older ones build the few source packages in ways that no longer work.
+.venv/.pip: constraints.txt | .venv/bin/python
+	$(PIP) --upgrade pip setuptools
+	@touch $@
+
+.venv/.installed: pyproject.toml .venv/.pip
+	$(PIP) --build-constraint constraints.txt --editable .
+	@touch $@
+
+.venv/.installed-dev: pyproject.toml .venv/.pip
+	$(PIP) --build-constraint constraints.txt --editable '.[dev]'
+	@touch .venv/.installed $@
