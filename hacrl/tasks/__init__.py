@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from hacrl.tasks.batch import batch
-from hacrl.tasks.limits import within_limits
 from hacrl.tasks.loading import load_tasks
 from hacrl.tasks.overlap import overlap
 
-__all__ = ["batch", "load_tasks", "overlap", "within_limits"]
+__all__ = ["batch", "load_tasks", "overlap"]

@@ -21,8 +21,8 @@ def batch(tasks: Sequence[Task], *, step: int, prompts_per_step: int, seed: int)
         raise ValueError(f"step is {step}; steps count from 1")
     if prompts_per_step > len(tasks):
         raise TaskError(
-            f"prompts_per_step is {prompts_per_step}, but there are only {len(tasks)} training tasks, and a task stands "
-            f"at most once in a step; lower prompts_per_step or add tasks"
+            f"prompts_per_step is {prompts_per_step}, but there are only {len(tasks)} training tasks, and a step has "
+            f"each task at most once; lower prompts_per_step or add tasks"
         )
     first = (step - 1) * prompts_per_step
     epoch, place = divmod(first, len(tasks))

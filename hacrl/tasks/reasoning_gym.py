@@ -70,7 +70,9 @@ def _create(config: ReasoningGymConfig, *, name: str) -> Any:
     known = sorted({field.name for field in dataclasses.fields(DATASETS[generator][1])} - {"size", "seed"})
     for key in arguments:
         if key in ("size", "seed"):
-            raise TaskError(f"{name}: arguments.{key} is {arguments[key]!r}; set `{key}` beside `reasoning_gym` instead")
+            raise TaskError(
+                f"{name}: arguments.{key} is {arguments[key]!r}; set `{key}` beside `reasoning_gym` instead"
+            )
         if key not in known:
             close = difflib.get_close_matches(key, known, n=1)
             remedy = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
