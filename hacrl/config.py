@@ -327,6 +327,9 @@ class RunConfig(_Section):
     verification: VerificationConfig = Field(default_factory=VerificationConfig, description="Reward workers.")
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig, description="Held-out evaluation.")
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig, description="Saving and keeping.")
+    export: Literal["merged", "adapter", "none"] = Field(
+        "merged", description="After the last step, write each learner as a Hugging Face folder; LoRA merged or alone."
+    )
     execution: Literal["local"] = Field("local", description="Where agents live: `local`, all in this process.")
 
     @model_validator(mode="before")

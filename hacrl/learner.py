@@ -157,16 +157,19 @@ class Learner:
             if self.agent.kl_coefficient > 0:
                 kl_B = torch.where(batch.own_B, k3_kl(logprobs_BT, self._reference_logprobs(batch), batch.mask_BT), 0.0)
                 loss = loss + self.agent.kl_coefficient * kl_B.sum() / normaliser
-                metrics.mean("kl", float(kl_B.detach().sum()), int(batch.own_B.sum()))
+                own = int(batch.own_B.sum())
+                metrics.mean("kl", float(kl_B.detach().sum()) / max(own, 1), own)
             if not torch.isfinite(loss):
                 raise self._non_finite(f"loss is {float(loss)}", micro, step)
             loss.backward()
             tokens = int(batch.mask_BT.sum())
             metrics.total("loss_sum", float(loss.detach()))
             metrics.total("tokens_trained", tokens)
-            metrics.mean("entropy", float(entropy_BT.sum()), tokens)
-            metrics.mean("padding_share", batch.input_ids_BT.numel() - int(batch.attention_mask_BT.sum()), batch.input_ids_BT.numel())
-            _record_rows(micro, {name: values.tolist() for name, values in output.metrics.items()}, update_index, metrics, ratios)
+            metrics.mean("entropy", float(entropy_BT.sum()) / tokens, tokens)
+            places = batch.input_ids_BT.numel()
+            metrics.mean("padding_share", 1 - int(batch.attention_mask_BT.sum()) / places, places)
+            outcome = {name: values.tolist() for name, values in output.metrics.items()}
+            _record_rows(micro, outcome, update_index, metrics, ratios)
 
     def _optimizer_step(self, rows: list[TrainingSample], metrics: Metrics, step: int) -> None:
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.agent.max_grad_norm))

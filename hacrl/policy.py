@@ -97,9 +97,7 @@ class Policy:
             return dict(self.model.named_parameters())
         marker = f".{self.adapter}."
         return {
-            name: parameter
-            for name, parameter in self.model.named_parameters()
-            if "lora_" in name and marker in name
+            name: parameter for name, parameter in self.model.named_parameters() if "lora_" in name and marker in name
         }
 
     def decode_step(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, cache: Any) -> Tensor:
@@ -273,6 +271,16 @@ def _load_model(agent: AgentConfig, device: torch.device, dtype: torch.dtype) ->
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         where = "local folder" if Path(agent.model).exists() else "hub id (no such local folder)"
         raise ModelError(f"agent {agent.name}: cannot load model {agent.model!r} ({where}): {error}") from error
+    if agent.gguf_file is not None:
+        # transformers marks a dequantised model as quantised and then refuses to save it: move its weights into a
+        # plain model of the same configuration.
+        config = model.config
+        if hasattr(config, "quantization_config"):
+            del config.quantization_config
+        plain = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        plain.load_state_dict(model.state_dict())
+        plain.generation_config = model.generation_config
+        model = plain
     return cast(nn.Module, model.to(device))
 
 

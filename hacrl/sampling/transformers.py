@@ -21,9 +21,7 @@ COMPACT_SHARE = 0.25
 class TransformersSampler:
     """Samples from a `Policy`'s current weights; `batch_rows` bounds the rows decoded at the same time."""
 
-    def __init__(
-        self, policy: Policy, *, stop_token_ids: Sequence[int], pad_token_id: int, batch_rows: int
-    ) -> None:
+    def __init__(self, policy: Policy, *, stop_token_ids: Sequence[int], pad_token_id: int, batch_rows: int) -> None:
         self.policy = policy
         self.stop_token_ids = torch.tensor(sorted(stop_token_ids), dtype=torch.long, device=policy.device)
         self.pad_token_id = pad_token_id

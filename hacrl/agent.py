@@ -1,0 +1,200 @@
+"""One agent: a policy with its tokenizer, its sampler and, unless it is author only, its learner."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from hacrl.algorithms.algorithm import Algorithm
+from hacrl.config import AgentConfig, RunConfig
+from hacrl.encode import Encoder, training_samples
+from hacrl.errors import ModelError, RunDirectoryError
+from hacrl.learner import Learner, RolloutKey
+from hacrl.metrics import Metrics
+from hacrl.policy import Policy, load_trained_weights, trained_weights
+from hacrl.sampling.transformers import TransformersSampler
+from hacrl.seeds import derive_seed
+from hacrl.types import Completion, RolloutGroup, Task
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentUpdate:
+    """One agent's part of a step's update: flat metrics, and the ratio s of each row that was computed."""
+
+    metrics: Mapping[str, float]
+    ratios: Mapping[RolloutKey, float]
+
+
+class Agent:
+    """Everything one agent owns. Only text, numbers and ids of an identical tokenizer come in from others."""
+
+    def __init__(
+        self,
+        run: RunConfig,
+        config: AgentConfig,
+        policy: Policy,
+        encoder: Encoder,
+        algorithm: Algorithm,
+        *,
+        dump_directory: Path,
+    ) -> None:
+        self.run = run
+        self.config = config
+        self.name = config.name
+        self.policy = policy
+        self.encoder = encoder
+        self.limits = run.sampling_of(config)
+        self.weights_version = 0
+        self.sampler = TransformersSampler(
+            policy,
+            stop_token_ids=encoder.stop_token_ids,
+            pad_token_id=encoder.pad_token_id,
+            batch_rows=self.limits.batch_rows,
+        )
+        self.learner = (
+            None
+            if config.role == "author"
+            else Learner(
+                policy,
+                config,
+                algorithm,
+                temperature=self.limits.temperature,
+                pad_token_id=encoder.pad_token_id,
+                steps=run.steps,
+                minibatch_rows=run.minibatch_rows(config),
+                minibatch_order=run.minibatch_order,
+                seed=run.seed,
+                dump_directory=dump_directory,
+            )
+        )
+
+    def sample(self, tasks: Sequence[Task], *, step: int) -> list[Completion]:
+        """This step's answers, group by group; none for a learner-only agent."""
+        answers = self.run.group_size_of(self.config)
+        if answers == 0:
+            return []
+        return self._complete(
+            tasks,
+            answers=answers,
+            temperature=self.limits.temperature,
+            top_p=1.0,
+            max_new_tokens=self.limits.max_new_tokens,
+            seed=derive_seed(self.run.seed, "sample", self.name, step),
+        )
+
+    def sample_evaluation(self, tasks: Sequence[Task]) -> list[Completion]:
+        """Answers to held-out tasks by the evaluation's own settings; the same random numbers at every evaluation."""
+        evaluation = self.run.evaluation
+        return self._complete(
+            tasks,
+            answers=evaluation.k,
+            temperature=evaluation.temperature,
+            top_p=evaluation.top_p,
+            max_new_tokens=evaluation.max_new_tokens or self.limits.max_new_tokens,
+            seed=derive_seed(self.run.seed, "evaluate", self.name),
+        )
+
+    def _complete(
+        self,
+        tasks: Sequence[Task],
+        *,
+        answers: int,
+        temperature: float,
+        top_p: float,
+        max_new_tokens: int,
+        seed: int,
+    ) -> list[Completion]:
+        groups = self.sampler.sample(
+            [self.encoder.prompt_ids(task.prompt) for task in tasks],
+            answers=answers,
+            temperature=temperature,
+            top_p=top_p,
+            max_new_tokens=max_new_tokens,
+            seed=seed,
+        )
+        completions = []
+        for task, group in zip(tasks, groups, strict=True):
+            for index, answer in enumerate(group):
+                if not all(map(math.isfinite, answer.logprobs)):
+                    raise ModelError(
+                        f"agent {self.name}, task {task.id}: a sampled token's log-probability is not finite; the "
+                        f"model's weights or dtype ({self.policy.compute_dtype}) give NaN logits"
+                    )
+                completions.append(
+                    Completion(
+                        task_id=task.id,
+                        author=self.name,
+                        index=index,
+                        text=self.encoder.decode(answer.token_ids),
+                        token_ids=answer.token_ids,
+                        logprobs=answer.logprobs,
+                        finish_reason=answer.finish_reason,
+                        weights_version=self.weights_version,
+                    )
+                )
+        return completions
+
+    def update(
+        self,
+        groups: Sequence[RolloutGroup],
+        advantages: Mapping[str, Sequence[Sequence[float]]],
+        ratio: Mapping[str, float],
+        fingerprints: Mapping[str, str],
+        *,
+        step: int,
+    ) -> AgentUpdate:
+        """Learn from one step's rollouts.
+
+        `advantages[author]` is P x G for this learner, NaN = no such row; `ratio[author]` is the author's capability
+        over this learner's; `fingerprints[author]` tells which authors share this agent's tokenizer.
+        """
+        if self.learner is None:
+            return AgentUpdate(metrics={}, ratios={})
+        encoded = training_samples(
+            groups,
+            learner=self.name,
+            advantages=advantages,
+            ratio=ratio,
+            encoder=self.encoder,
+            fingerprints=fingerprints,
+            max_new_tokens=self.limits.max_new_tokens,
+            exchange=self.run.exchange,
+        )
+        update = self.learner.update(encoded.samples, step=step)
+        self.weights_version += 1
+        metrics = Metrics()
+        for author in encoded.exchange:
+            metrics.merge(encoded.exchange[author].metrics(), prefix=f"author/{author}/")
+        metrics.merge(update.metrics)
+        return AgentUpdate(metrics=metrics.values(), ratios=update.ratios)
+
+    # ------------------------------------------------------------ state
+
+    def save(self, folder: Path) -> None:
+        """Write what a resumed run needs: trained weights, optimizer, schedule, version. Frozen weights are not copied."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "agent.json").write_text(json.dumps({"name": self.name, "weights_version": self.weights_version}))
+        if self.learner is not None:
+            weights = {name: tensor.contiguous().cpu() for name, tensor in trained_weights(self.policy).items()}
+            save_file(weights, folder / "weights.safetensors")
+            torch.save(self.learner.state_dict(), folder / "learner.pt")
+
+    def load(self, folder: Path, *, weights_only: bool = False) -> None:
+        """Take over a saved state. Raises RunDirectoryError for a missing file, ModelError for another model's weights."""
+        try:
+            self.weights_version = json.loads((folder / "agent.json").read_text())["weights_version"]
+            if self.learner is not None:
+                load_trained_weights(self.policy, load_file(folder / "weights.safetensors"))
+                if not weights_only:
+                    self.learner.load_state_dict(torch.load(folder / "learner.pt", weights_only=True))
+        except FileNotFoundError as error:
+            raise RunDirectoryError(
+                f"{folder}: {Path(error.filename or '').name} of agent {self.name} is missing, so the run cannot go on "
+                f"from this checkpoint"
+            ) from error

@@ -1,0 +1,92 @@
+"""Held-out accuracy: avg@k, best@k and maj@k with their uncertainty, per agent."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hacrl.execution.fleet import Fleet
+from hacrl.rewards import Verifier
+from hacrl.types import Completion, Rollout, Task
+
+
+def evaluate_fleet(
+    fleet: Fleet, verifier: Verifier, splits: Mapping[str, Sequence[Task]], *, step: int
+) -> list[dict[str, Any]]:
+    """One entry per split and agent; see `summarise` for its fields. `step` is the number of finished steps."""
+    entries = []
+    for split, tasks in splits.items():
+        completions = fleet.sample_evaluation(tasks)
+        by_id = {task.id: task for task in tasks}
+        verdicts = verifier.verify([by_id[item.task_id] for item in completions], [item.text for item in completions])
+        rollouts = [
+            Rollout(completion=completion, verdict=verdict)
+            for completion, verdict in zip(completions, verdicts, strict=True)
+        ]
+        for name in fleet.names:
+            mine = [rollout for rollout in rollouts if rollout.completion.author == name]
+            entries.append({"step": step, "split": split, "agent": name, **summarise(mine)})
+    return entries
+
+
+def summarise(rollouts: Sequence[Rollout]) -> dict[str, Any]:
+    """Accuracy of one agent's answers, k for each task.
+
+    `k`, `tasks`; `avg@k`: mean reward over the scored answers of a task, averaged over tasks, with `avg@k_stderr`,
+    its standard error over tasks (tasks are the independent units; a 95 % interval is 1.96 of it each way);
+    `best@k`: the mean over tasks of the best answer's reward; `maj@k`: reward of the most frequent
+    extracted answer (the earliest of equals), a task without any extracted answer counting 0, null where the rewards
+    extract no answers; `truncated_rate`: answers cut by the length limit; `parse_failure_rate`: answers in which no
+    final answer was found, null as for maj@k; `unscored`: answers without a score, which enter no mean;
+    `mean_tokens`: length with the end of sequence.
+    """
+    groups: dict[str, list[Rollout]] = {}
+    for rollout in rollouts:
+        groups.setdefault(rollout.completion.task_id, []).append(rollout)
+    averages, bests, majorities = [], [], []
+    extracts = any(rollout.verdict.parsed is not None for rollout in rollouts)
+    for group in groups.values():
+        scored = [rollout for rollout in group if rollout.verdict.reward is not None]
+        rewards = [rollout.verdict.reward for rollout in scored if rollout.verdict.reward is not None]
+        if not rewards:
+            continue
+        averages.append(statistics.fmean(rewards))
+        bests.append(max(rewards))
+        if extracts:
+            majorities.append(_majority_reward(scored))
+    completions: list[Completion] = [rollout.completion for rollout in rollouts]
+    parsed = [rollout.verdict.parsed for rollout in rollouts if rollout.verdict.parsed is not None]
+    count = len(averages)
+    return {
+        "k": max((len(group) for group in groups.values()), default=0),
+        "tasks": len(groups),
+        "avg@k": statistics.fmean(averages) if averages else None,
+        "avg@k_stderr": statistics.stdev(averages) / math.sqrt(count) if count > 1 else None,
+        "best@k": statistics.fmean(bests) if bests else None,
+        "maj@k": statistics.fmean(majorities) if majorities else None,
+        "truncated_rate": _mean([completion.finish_reason == "length" for completion in completions]),
+        "parse_failure_rate": _mean([not item for item in parsed]),
+        "unscored": sum(rollout.verdict.reward is None for rollout in rollouts),
+        "mean_tokens": _mean([len(completion.token_ids) for completion in completions]),
+    }
+
+
+def mean_score(entries: Sequence[Mapping[str, Any]]) -> float | None:
+    """Mean avg@k over agents and splits, by which the best checkpoint is chosen; None without evaluation."""
+    return _mean([entry["avg@k"] for entry in entries if entry["avg@k"] is not None])
+
+
+def _majority_reward(rollouts: Sequence[Rollout]) -> float:
+    answers = Counter(rollout.verdict.answer for rollout in rollouts if rollout.verdict.answer is not None)
+    if not answers:
+        return 0.0
+    winner = answers.most_common(1)[0][0]
+    reward = next(rollout.verdict.reward for rollout in rollouts if rollout.verdict.answer == winner)
+    return reward if reward is not None else 0.0
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None

@@ -1,0 +1,1 @@
+"""Where agents live and run: the `Fleet` protocol and its engines."""

@@ -1,0 +1,116 @@
+"""Everything that can be checked before a model loads: tasks, rewards, columns, tokenizers, prompt lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from hacrl.config import RunConfig, TaskSourceConfig
+from hacrl.encode import Encoder
+from hacrl.errors import ConfigError, HacrlError
+from hacrl.rewards import RewardSet, RewardSpec, load_rewards
+from hacrl.tasks import load_tasks
+from hacrl.types import Task
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """A run's parts that need no model. `dropped_prompts` counts tasks left out as too long, by source."""
+
+    train: list[Task]
+    evaluation: Mapping[str, list[Task]]
+    rewards: RewardSet
+    encoders: Mapping[str, Encoder]
+    dropped_prompts: Mapping[str, int]
+
+
+def prepare(config: RunConfig) -> Prepared:
+    """Load tasks, rewards and tokenizers and check them against each other; all faults in one `ConfigError`."""
+    problems: list[str] = []
+
+    def attempt(call: Callable[[], T]) -> T | None:
+        try:
+            return call()
+        except HacrlError as error:
+            problems.append(str(error))
+            return None
+
+    sources: dict[str, TaskSourceConfig] = {"train": config.tasks.train, **config.tasks.eval}
+    if "train" in config.tasks.eval:
+        problems.append("tasks.eval: a source is named 'train'; held-out sources need another name")
+    tasks = {
+        name: attempt(lambda name=name, source=source: load_tasks(source, name=name))
+        for name, source in sources.items()
+    }
+    rewards = attempt(
+        lambda: load_rewards(
+            [RewardSpec(function=item.function, weight=item.weight, arguments=item.arguments) for item in config.reward]
+        )
+    )
+    encoders = {agent.name: attempt(lambda agent=agent: Encoder.from_config(agent)) for agent in config.agents}
+    if rewards is not None:
+        for name, items in tasks.items():
+            if items:
+                attempt(lambda items=items, name=name: _check_columns(rewards, items, name))
+    dropped: dict[str, int] = {}
+    loaded = {name: encoder for name, encoder in encoders.items() if encoder is not None}
+    for name, source in sources.items():
+        items = tasks[name]
+        if items is not None:
+            kept = attempt(
+                lambda items=items, source=source, name=name: _within_limits(config, items, source, loaded, name)
+            )
+            dropped[name] = len(items) - len(kept) if kept is not None else 0
+            tasks[name] = kept
+    train = tasks["train"]
+    if train is not None and len(train) < config.prompts_per_step:
+        problems.append(
+            f"prompts_per_step: {config.prompts_per_step}, but tasks.train has {len(train)} usable task(s); a step uses "
+            f"each task at most once: lower it or give more tasks"
+        )
+    if problems:
+        raise ConfigError(problems)
+    assert train is not None and rewards is not None
+    return Prepared(
+        train=train,
+        evaluation={name: items for name, items in tasks.items() if name != "train" and items is not None},
+        rewards=rewards,
+        encoders={name: encoder for name, encoder in encoders.items() if encoder is not None},
+        dropped_prompts=dropped,
+    )
+
+
+def _check_columns(rewards: RewardSet, tasks: list[Task], name: str) -> None:
+    try:
+        rewards.check_columns(tasks[0].columns)
+    except HacrlError as error:
+        raise ConfigError([f"tasks.{name}: {error}"]) from error
+
+
+def _within_limits(
+    config: RunConfig, tasks: list[Task], source: TaskSourceConfig, encoders: Mapping[str, Encoder], name: str
+) -> list[Task]:
+    """The tasks whose prompt fits every agent: all agents see the same tasks, so one agent's limit holds for all."""
+    kept: list[Task] = []
+    long_prompts: list[str] = []
+    for task in tasks:
+        for agent in config.agents:
+            limit = config.sampling_of(agent).max_prompt_tokens
+            tokens = len(encoders[agent.name].prompt_ids(task.prompt)) if agent.name in encoders else 0
+            if tokens > limit:
+                long_prompts.append(f"{task.id} has {tokens} tokens for agent {agent.name} (limit {limit})")
+                break
+        else:
+            kept.append(task)
+    if long_prompts and (source.long_prompts == "error" or not kept):
+        raise ConfigError(
+            [
+                f"tasks.{name}: {len(long_prompts)} of {len(tasks)} prompts are above max_prompt_tokens, the first: "
+                f"{long_prompts[0]}; raise sampling.max_prompt_tokens"
+                + (f", or set tasks.{name}.long_prompts: drop" if kept else "")
+            ]
+        )
+    return kept

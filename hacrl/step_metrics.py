@@ -1,0 +1,136 @@
+"""What one step leaves behind: flat metrics (docs/metrics.md explains each) and the rows of the rollout file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hacrl.agent import AgentUpdate
+from hacrl.algorithms.algorithm import Credit
+from hacrl.config import RunConfig
+from hacrl.rewards import verdict_metrics
+from hacrl.types import Rollout, RolloutGroup
+
+
+def step_metrics(
+    config: RunConfig,
+    groups: Sequence[RolloutGroup],
+    credit: Credit,
+    capability_A: Tensor,
+    updates: Mapping[str, AgentUpdate],
+    seconds: Mapping[str, float],
+) -> dict[str, float]:
+    """Names: `agent/<name>/...`, `pair/<learner>/<author>/...`, `time/...`, and totals of the step."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    tokens = sum(len(rollout.completion.token_ids) for rollout in rollouts)
+    metrics: dict[str, float] = {"rollouts": len(rollouts), "tokens_sampled": tokens}
+    for position, agent in enumerate(config.agents):
+        own = f"agent/{agent.name}"
+        mine = [rollout for rollout in rollouts if rollout.completion.author == agent.name]
+        if mine:
+            metrics |= {f"{own}/{name}": value for name, value in _author_metrics(mine).items()}
+            capability = float(capability_A[position])
+            if not math.isnan(capability):
+                metrics[f"{own}/capability"] = capability
+        if agent.role != "author":
+            metrics |= {f"{own}/{name}": value for name, value in _credit_metrics(credit, position).items()}
+        metrics |= _update_metrics(agent.name, updates[agent.name].metrics)
+    for learner, agent in enumerate(config.agents):
+        for author, name in enumerate(other.name for other in config.agents):
+            if name != agent.name and name in config.authors_for(agent):
+                metrics[f"pair/{agent.name}/{name}/omega"] = float(credit.ratio_LA[learner, author])
+    metrics |= {f"time/{name}": value for name, value in seconds.items()}
+    if seconds.get("sample"):
+        metrics["time/tokens_sampled_per_s"] = tokens / seconds["sample"]
+    if seconds.get("update"):
+        trained = sum(update.metrics.get("tokens_trained", 0.0) for update in updates.values())
+        metrics["time/tokens_trained_per_s"] = trained / seconds["update"]
+    return metrics
+
+
+def _author_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    rewards = [rollout.verdict.reward for rollout in rollouts if rollout.verdict.reward is not None]
+    lengths = [len(rollout.completion.token_ids) for rollout in rollouts]
+    metrics = {
+        "completion_tokens_mean": sum(lengths) / len(lengths),
+        "completion_tokens_max": float(max(lengths)),
+        "truncated_rate": sum(rollout.completion.finish_reason == "length" for rollout in rollouts) / len(rollouts),
+        "mean_logprob": sum(rollout.completion.mean_logprob for rollout in rollouts) / len(rollouts),
+    }
+    if rewards:
+        metrics["positive_rate"] = sum(reward > 0 for reward in rewards) / len(rewards)
+    return metrics | verdict_metrics([rollout.verdict for rollout in rollouts])
+
+
+def _credit_metrics(credit: Credit, learner: int) -> dict[str, float]:
+    values_PAG = credit.advantages_LPAG[learner]
+    present_PAG = ~values_PAG.isnan()
+    prompts_P = present_PAG.any(dim=(1, 2))
+    if not bool(prompts_P.any()):
+        return {}
+    zero_P = torch.where(present_PAG, values_PAG, 0.0).eq(0).all(dim=(1, 2))
+    return {
+        "zero_variance_share": float(zero_P[prompts_P].double().mean()),
+        "baseline_fell_back_share": float(credit.fell_back_LP[learner][prompts_P].double().mean()),
+        "advantage_abs_mean": float(values_PAG[present_PAG].abs().mean()),
+    }
+
+
+def _update_metrics(learner: str, raw: Mapping[str, float]) -> dict[str, float]:
+    """Give an update's metrics their public names, and derive shares and effective sample size from its sums."""
+    metrics: dict[str, float] = {}
+    weights = {name: value for name, value in raw.items() if name.endswith("/weight")}
+    total = sum(weights.values())
+    for name, value in raw.items():
+        if not name.startswith("author/"):
+            metrics[f"agent/{learner}/{name}"] = value
+            continue
+        author, _, key = name.removeprefix("author/").rpartition("/")
+        pair = f"pair/{learner}/{author}"
+        if key == "weight":
+            metrics[f"{pair}/weight_share"] = value / total if total else 0.0
+        elif key == "importance_sum":
+            squares = raw[f"author/{author}/importance_square_sum"]
+            metrics[f"{pair}/effective_sample_size"] = value**2 / squares if squares else 0.0
+        elif key != "importance_square_sum":
+            metrics[f"{pair}/{key}"] = value
+    return metrics
+
+
+def rollout_rows(
+    groups: Sequence[RolloutGroup], names: Sequence[str], credit: Credit, updates: Mapping[str, AgentUpdate]
+) -> Iterator[dict[str, Any]]:
+    """One JSON-able row per rollout: what was said, how it was judged, what it was worth to each learner."""
+    advantages_LPAG = credit.advantages_LPAG.tolist()
+    place = {name: index for index, name in enumerate(names)}
+    for prompt, group in enumerate(groups):
+        for rollout in group.rollouts:
+            completion, verdict = rollout.completion, rollout.verdict
+            key = (completion.task_id, completion.author, completion.index)
+            advantages = {
+                learner: advantages_LPAG[place[learner]][prompt][place[completion.author]][completion.index]
+                for learner in names
+            }
+            yield {
+                "task_id": completion.task_id,
+                "author": completion.author,
+                "index": completion.index,
+                "prompt": group.task.prompt,
+                "text": completion.text,
+                "finish_reason": completion.finish_reason,
+                "tokens": len(completion.token_ids),
+                "mean_logprob": completion.mean_logprob,
+                "weights_version": completion.weights_version,
+                "reward": verdict.reward,
+                "scores": dict(verdict.scores),
+                "answer": verdict.answer,
+                "parsed": verdict.parsed,
+                "unscored": dict(verdict.unscored),
+                "detail": verdict.detail,
+                "advantages": {learner: value for learner, value in advantages.items() if not math.isnan(value)},
+                "ratios": {learner: update.ratios[key] for learner, update in updates.items() if key in update.ratios},
+            }

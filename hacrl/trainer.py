@@ -1,0 +1,246 @@
+"""The loop: tasks go out to every agent, completions come back and are verified once, credit says what each rollout
+is worth to each learner, each learner updates itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hacrl.algorithms.algorithm import Algorithm, Credit
+from hacrl.algorithms.capability import CapabilityTracker
+from hacrl.algorithms.grpo import Grpo
+from hacrl.algorithms.gspo import Gspo
+from hacrl.algorithms.hacpo import Hacpo
+from hacrl.algorithms.naive import Naive
+from hacrl.clock import Clock
+from hacrl.config import HacpoConfig, RunConfig, load_config
+from hacrl.evaluation import evaluate_fleet, mean_score
+from hacrl.execution.fleet import Fleet
+from hacrl.execution.local import LocalFleet
+from hacrl.preflight import Prepared, prepare
+from hacrl.rewards import Verifier
+from hacrl.run_directory import RunDirectory
+from hacrl.step_metrics import rollout_rows, step_metrics
+from hacrl.stop import StopRequest
+from hacrl.tasks import batch
+from hacrl.types import Completion, Rollout, RolloutGroup, StepRecord, Task
+
+
+def train(source: str | Path | Mapping[str, Any] | RunConfig, overrides: Sequence[str] = ()) -> Path:
+    """Run, or continue, a training run to its end and return its run directory. See `training_steps`."""
+    config = load_config(source, overrides)
+    for _ in training_steps(config):
+        pass
+    return Path(config.output)
+
+
+def training_steps(
+    source: str | Path | Mapping[str, Any] | RunConfig,
+    overrides: Sequence[str] = (),
+    *,
+    stop: StopRequest | None = None,
+    on_phase: Callable[[str], None] | None = None,
+) -> Iterator[StepRecord]:
+    """The records of a run, one per step, each yielded once it is on disk.
+
+    A run directory that holds an unfinished run of the same configuration is continued from its latest checkpoint,
+    exactly as if it had not been interrupted. `stop` ends the run at the next safe point, with a checkpoint. Closing
+    the generator early leaves a run that can be continued. `on_phase` is told what begins: prepare, load, evaluate,
+    sample, verify, update, export; at the first `sample` the records are those of the state to go on from.
+
+    Raises: ConfigError for every fault that shows before a model loads; RunDirectoryError, ModelError, RewardError,
+    NonFiniteError as they are described in `hacrl.errors`.
+    """
+    config = load_config(source, overrides)
+    clock = Clock(on_phase)
+    with clock.phase("prepare"):
+        prepared = prepare(config)
+    stop = stop or StopRequest()
+    algorithm = build_algorithm(config)
+    with (
+        RunDirectory.open(config.output, config) as directory,
+        Verifier(
+            prepared.rewards,
+            workers=config.verification.workers,
+            time_limit_s=config.verification.time_limit_s,
+        ) as verifier,
+    ):
+        with clock.phase("load"):
+            fleet = LocalFleet(config, prepared.encoders, algorithm, dump_directory=directory.path / "nonfinite")
+        try:
+            yield from _steps(config, prepared, directory, verifier, fleet, algorithm, stop, clock)
+            if config.export != "none" and not stop.requested:
+                with clock.phase("export"):
+                    fleet.export(directory.path / "agents", model_cards(config))
+        finally:
+            fleet.close()
+
+
+def _steps(
+    config: RunConfig,
+    prepared: Prepared,
+    directory: RunDirectory,
+    verifier: Verifier,
+    fleet: Fleet,
+    algorithm: Algorithm,
+    stop: StopRequest,
+    clock: Clock,
+) -> Iterator[StepRecord]:
+    capability = build_capability_tracker(config)
+    allowed_LA = allowed_authors(config)
+    first = _restore(config, prepared, directory, verifier, fleet, capability, clock)
+    clock.lap()
+    for step in range(first, config.steps + 1):
+        tasks = batch(prepared.train, step=step, prompts_per_step=config.prompts_per_step, seed=config.seed)
+        with clock.phase("sample"):
+            completions = fleet.sample(tasks, step=step)
+        with clock.phase("verify"):
+            groups = verify(tasks, completions, verifier)
+        if stop.requested:
+            _save(directory, step - 1, fleet, capability, None)
+            break
+        rewards_PAG = reward_tensor(groups, fleet.names)
+        capability.observe(rewards_PAG)
+        credit = algorithm.credit(rewards_PAG, capability.estimate(), allowed_LA)
+        with clock.phase("update"):
+            updates = fleet.update(groups, credit, step=step)
+        evaluation: list[dict[str, Any]] = []
+        if _evaluates_after(config, step):
+            with clock.phase("evaluate"):
+                evaluation = evaluate_fleet(fleet, verifier, prepared.evaluation, step=step)
+        record = StepRecord(
+            step=step,
+            steps=config.steps,
+            metrics=step_metrics(config, groups, credit, capability.estimate(), updates, clock.lap()),
+            rollouts=tuple(rollout_rows(groups, fleet.names, credit, updates)),
+            evaluation=tuple(evaluation),
+        )
+        directory.record(record)
+        if step % config.checkpoint.every == 0 or step == config.steps or stop.requested:
+            _save(directory, step, fleet, capability, mean_score(evaluation))
+        yield record
+        if stop.requested:
+            break
+
+
+def _restore(
+    config: RunConfig,
+    prepared: Prepared,
+    directory: RunDirectory,
+    verifier: Verifier,
+    fleet: Fleet,
+    capability: CapabilityTracker,
+    clock: Clock,
+) -> int:
+    """Bring everything to the state after the latest checkpoint; returns the step to make next."""
+    checkpoint = directory.resume_from
+    directory.rewind(checkpoint)
+    if checkpoint is not None:
+        fleet.load(checkpoint.path / "agents")
+        capability.load_state_dict(checkpoint.state["capability"])
+        return checkpoint.step + 1
+    if config.evaluation.at_start and prepared.evaluation:
+        with clock.phase("evaluate"):
+            directory.record_start(evaluate_fleet(fleet, verifier, prepared.evaluation, step=0))
+    return 1
+
+
+def _save(directory: RunDirectory, step: int, fleet: Fleet, capability: CapabilityTracker, score: float | None) -> None:
+    directory.save(
+        step,
+        lambda folder: fleet.save(folder / "agents"),
+        state={"capability": capability.state_dict()},
+        score=score,
+    )
+
+
+def _evaluates_after(config: RunConfig, step: int) -> bool:
+    every = config.evaluation.every
+    return (every > 0 and step % every == 0) or (config.evaluation.at_end and step == config.steps)
+
+
+# ---------------------------------------------------------------- stages
+
+
+def verify(tasks: Sequence[Task], completions: Sequence[Completion], verifier: Verifier) -> list[RolloutGroup]:
+    """Score every completion once, and gather the rollouts of all authors by task, in the order of the tasks."""
+    by_task: dict[str, list[Completion]] = {task.id: [] for task in tasks}
+    for completion in completions:
+        by_task[completion.task_id].append(completion)
+    flat = [(task, completion) for task in tasks for completion in by_task[task.id]]
+    verdicts = verifier.verify([task for task, _ in flat], [completion.text for _, completion in flat])
+    rollouts: dict[str, list[Rollout]] = {task.id: [] for task in tasks}
+    for (task, completion), verdict in zip(flat, verdicts, strict=True):
+        rollouts[task.id].append(Rollout(completion=completion, verdict=verdict))
+    return [RolloutGroup(task=task, rollouts=tuple(rollouts[task.id])) for task in tasks]
+
+
+def reward_tensor(groups: Sequence[RolloutGroup], names: Sequence[str]) -> Tensor:
+    """rewards_PAG in float64; NaN = no such rollout, or not scored."""
+    place = {name: index for index, name in enumerate(names)}
+    largest = max((rollout.completion.index + 1 for group in groups for rollout in group.rollouts), default=1)
+    rewards_PAG = torch.full((len(groups), len(names), largest), math.nan, dtype=torch.float64)
+    for prompt, group in enumerate(groups):
+        for rollout in group.rollouts:
+            if rollout.verdict.reward is not None:
+                rewards_PAG[prompt, place[rollout.completion.author], rollout.completion.index] = rollout.verdict.reward
+    return rewards_PAG
+
+
+# ---------------------------------------------------------------- parts from the configuration
+
+
+def build_algorithm(config: RunConfig) -> Algorithm:
+    """The algorithm that the configuration names, hyper-parameters bound."""
+    settings = config.algorithm
+    if isinstance(settings, HacpoConfig):
+        return Hacpo(**settings.model_dump(exclude={"name", "window", "score", "floor"}))
+    kinds = {"gspo": Gspo, "grpo": Grpo, "naive": Naive}
+    return kinds[settings.name](**settings.model_dump(exclude={"name"}))
+
+
+def build_capability_tracker(config: RunConfig) -> CapabilityTracker:
+    """Capability is measured under every algorithm, so that runs can be compared; only HACPO uses it."""
+    settings = config.algorithm if isinstance(config.algorithm, HacpoConfig) else HacpoConfig()
+    return CapabilityTracker(
+        [agent.name for agent in config.agents],
+        window=settings.window,
+        score=settings.score,
+        floor=settings.floor,
+    )
+
+
+def allowed_authors(config: RunConfig) -> Tensor:
+    """allowed_LA (bool): may learner l use rollouts of author a."""
+    return torch.tensor(
+        [[author.name in config.authors_for(learner) for author in config.agents] for learner in config.agents]
+    )
+
+
+def model_cards(config: RunConfig) -> dict[str, str]:
+    """A model card per agent: how it was trained, and with whom."""
+    cards = {}
+    for agent in config.agents:
+        peers = [name for name in config.authors_for(agent) if name != agent.name]
+        adapter = f"LoRA of rank {agent.lora.rank}" if agent.lora else "all weights"
+        cards[agent.name] = (
+            f"---\nlibrary_name: transformers\nbase_model: {agent.model}\ntags: [reinforcement-learning, hacrl]\n---\n\n"
+            f"# {agent.name}\n\n"
+            f"Trained from `{agent.model}` by hacrl with {config.algorithm.name.upper()} "
+            f"([arXiv 2603.02604](https://arxiv.org/abs/2603.02604)): {config.steps} steps of {config.prompts_per_step} "
+            f"prompts, {config.group_size_of(agent)} own answers per prompt at temperature "
+            f"{config.sampling_of(agent).temperature:g}, learning rate {agent.learning_rate:g}, {adapter}, seed "
+            f"{config.seed}.\n\n"
+            + (
+                f"It also learned from verified rollouts of: {', '.join(peers)}. Nothing of them is needed to run it.\n\n"
+                if peers
+                else "It learned from its own rollouts only.\n\n"
+            )
+            + f"Reward: {', '.join(item.function for item in config.reward)}.\n"
+        )
+    return cards
