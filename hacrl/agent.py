@@ -177,7 +177,7 @@ class Agent:
     # ------------------------------------------------------------ state
 
     def save(self, folder: Path) -> None:
-        """Write what a resumed run needs: trained weights, optimizer, schedule, version. Frozen weights are not copied."""
+        """Write what a resumed run needs: trained weights, optimizer, schedule, version; no frozen weights."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "agent.json").write_text(json.dumps({"name": self.name, "weights_version": self.weights_version}))
         if self.learner is not None:
@@ -186,7 +186,10 @@ class Agent:
             torch.save(self.learner.state_dict(), folder / "learner.pt")
 
     def load(self, folder: Path, *, weights_only: bool = False) -> None:
-        """Take over a saved state. Raises RunDirectoryError for a missing file, ModelError for another model's weights."""
+        """Take over a saved state.
+
+        Raises RunDirectoryError for a missing file, ModelError for another model's weights.
+        """
         try:
             self.weights_version = json.loads((folder / "agent.json").read_text())["weights_version"]
             if self.learner is not None:

@@ -487,7 +487,7 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
 
 def _validate(data: dict[str, Any]) -> RunConfig:
     problems: list[str] = []
-    # Faulty optional entries are told, then taken out, so that the checks of combinations still run: all faults at once.
+    # Faulty optional entries are told, then taken out, so that the checks of combinations still run.
     for _ in range(20):
         try:
             config = RunConfig.model_validate(data)
@@ -530,9 +530,8 @@ def _data_path(loc: tuple[str | int, ...], data: Any) -> list[str | int]:
     for position, part in enumerate(loc):
         # A tag such as `dataset` can also be a key: it is the branch when the location goes on behind it.
         branch = part in _BRANCHES and position < len(loc) - 1
-        if isinstance(node, Mapping) and part in node and not branch:
-            node = node[part]
-        elif isinstance(node, list) and isinstance(part, int) and part < len(node):
+        is_key = isinstance(node, Mapping) and part in node and not branch
+        if is_key or (isinstance(node, list) and isinstance(part, int) and part < len(node)):
             node = node[part]
         elif part == loc[-1] and part not in _BRANCHES:
             node = None
@@ -666,9 +665,10 @@ def _closed_band(config: RunConfig, agent: AgentConfig, place: str) -> list[str]
         return []
     closes = math.ceil(algorithm.delta / algorithm.delta_step * (1 - 1e-9))
     most = algorithm.delta / (last + 1)
-    return [
+    message = (
         f"{place}: foreign rows would be switched off: a step makes up to {own + foreign} updates "
         f"({own} on own rows first), the last with m = {last}, but the band [1 - {algorithm.delta:g} + m x "
         f"{algorithm.delta_step:g}, 1] closes at m = {closes}; make fewer updates (prompts_per_minibatch), set "
         f"algorithm.delta_step to at most {most:.3g}, raise algorithm.delta, or use algorithm.clipping: fixed"
-    ]
+    )
+    return [message]

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from hacrl.config import AgentConfig, RunConfig
 from hacrl.encode import Encoder
 from hacrl.policy import Policy
 
@@ -64,3 +65,36 @@ def _save_adapter(policy: Policy, folder: Path) -> None:
         for file in nested.iterdir():
             file.rename(folder / file.name)
         nested.rmdir()
+
+
+def model_card(config: RunConfig, agent: AgentConfig) -> str:
+    """How one agent was trained, and with whom, in the form the hub shows."""
+    peers = [name for name in config.authors_for(agent) if name != agent.name]
+    weights = f"LoRA of rank {agent.lora.rank}" if agent.lora else "all weights"
+    learned_from = (
+        f"It also learned from verified rollouts of: {', '.join(peers)}. Nothing of them is needed to run it."
+        if peers
+        else "It learned from its own rollouts only."
+    )
+    return f"""---
+library_name: transformers
+base_model: {agent.model}
+tags: [reinforcement-learning, hacrl]
+---
+
+# {agent.name}
+
+Trained from `{agent.model}` by hacrl with {config.algorithm.name.upper()} (arXiv 2603.02604).
+{learned_from}
+
+| setting | value |
+|---|---|
+| steps | {config.steps} |
+| prompts per step | {config.prompts_per_step} |
+| own answers per prompt | {config.group_size_of(agent)} |
+| temperature | {config.sampling_of(agent).temperature:g} |
+| learning rate | {agent.learning_rate:g} |
+| trained | {weights} |
+| reward | {", ".join(item.function for item in config.reward)} |
+| seed | {config.seed} |
+"""

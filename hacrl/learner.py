@@ -89,7 +89,10 @@ class Learner:
         self.reference = self._frozen_copy() if agent.kl_coefficient > 0 and policy.adapter is None else None
 
     def update(self, samples: Sequence[TrainingSample], *, step: int) -> Update:
-        """One training step. Raises NonFiniteError, weights untouched by the faulty minibatch, with the batch dumped."""
+        """One training step.
+
+        Raises NonFiniteError, the faulty minibatch dumped and not applied, for a NaN or infinite loss or gradient.
+        """
         metrics = Metrics()
         ratios: dict[RolloutKey, float] = {}
         if self.recomputes_old_logprobs:

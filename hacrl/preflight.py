@@ -68,12 +68,13 @@ def prepare(config: RunConfig) -> Prepared:
     train = tasks["train"]
     if train is not None and len(train) < config.prompts_per_step:
         problems.append(
-            f"prompts_per_step: {config.prompts_per_step}, but tasks.train has {len(train)} usable task(s); a step uses "
-            f"each task at most once: lower it or give more tasks"
+            f"prompts_per_step: {config.prompts_per_step}, but tasks.train has {len(train)} usable task(s); a step "
+            f"uses each task at most once: lower it or give more tasks"
         )
     if problems:
         raise ConfigError(problems)
-    assert train is not None and rewards is not None
+    assert train is not None
+    assert rewards is not None
     return Prepared(
         train=train,
         evaluation={name: items for name, items in tasks.items() if name != "train" and items is not None},

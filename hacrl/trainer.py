@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hacrl.algorithms.algorithm import Algorithm, Credit
+from hacrl.algorithms.algorithm import Algorithm
 from hacrl.algorithms.capability import CapabilityTracker
 from hacrl.algorithms.grpo import Grpo
 from hacrl.algorithms.gspo import Gspo
@@ -22,6 +22,7 @@ from hacrl.config import HacpoConfig, RunConfig, load_config
 from hacrl.evaluation import evaluate_fleet, mean_score
 from hacrl.execution.fleet import Fleet
 from hacrl.execution.local import LocalFleet
+from hacrl.export import model_card
 from hacrl.preflight import Prepared, prepare
 from hacrl.rewards import Verifier
 from hacrl.run_directory import RunDirectory
@@ -76,7 +77,9 @@ def training_steps(
             yield from _steps(config, prepared, directory, verifier, fleet, algorithm, stop, clock)
             if config.export != "none" and not stop.requested:
                 with clock.phase("export"):
-                    fleet.export(directory.path / "agents", model_cards(config))
+                    fleet.export(
+                        directory.path / "agents", {agent.name: model_card(config, agent) for agent in config.agents}
+                    )
         finally:
             fleet.close()
 
@@ -220,27 +223,3 @@ def allowed_authors(config: RunConfig) -> Tensor:
     return torch.tensor(
         [[author.name in config.authors_for(learner) for author in config.agents] for learner in config.agents]
     )
-
-
-def model_cards(config: RunConfig) -> dict[str, str]:
-    """A model card per agent: how it was trained, and with whom."""
-    cards = {}
-    for agent in config.agents:
-        peers = [name for name in config.authors_for(agent) if name != agent.name]
-        adapter = f"LoRA of rank {agent.lora.rank}" if agent.lora else "all weights"
-        cards[agent.name] = (
-            f"---\nlibrary_name: transformers\nbase_model: {agent.model}\ntags: [reinforcement-learning, hacrl]\n---\n\n"
-            f"# {agent.name}\n\n"
-            f"Trained from `{agent.model}` by hacrl with {config.algorithm.name.upper()} "
-            f"([arXiv 2603.02604](https://arxiv.org/abs/2603.02604)): {config.steps} steps of {config.prompts_per_step} "
-            f"prompts, {config.group_size_of(agent)} own answers per prompt at temperature "
-            f"{config.sampling_of(agent).temperature:g}, learning rate {agent.learning_rate:g}, {adapter}, seed "
-            f"{config.seed}.\n\n"
-            + (
-                f"It also learned from verified rollouts of: {', '.join(peers)}. Nothing of them is needed to run it.\n\n"
-                if peers
-                else "It learned from its own rollouts only.\n\n"
-            )
-            + f"Reward: {', '.join(item.function for item in config.reward)}.\n"
-        )
-    return cards
