@@ -106,6 +106,18 @@ class CheckpointStore:
                 )
         return None
 
+    def at(self, step: int) -> Checkpoint:
+        """The checkpoint of one step, every file checked. Raises RunDirectoryError: there is none, or it is damaged."""
+        if step not in self._steps():
+            kept = ", ".join(map(str, self.steps())) or "none"
+            raise RunDirectoryError(f"{self.path}: no checkpoint of step {step}; kept are those of step(s) {kept}")
+        try:
+            return self._read(step, checksums=True)
+        except _DamagedError as error:
+            raise RunDirectoryError(
+                f"{self.path}: checkpoint {step_name(step)} is damaged ({error}); restore its files, or take another"
+            ) from error
+
     def steps(self) -> list[int]:
         """Steps of all checkpoints whose files are there in full length, oldest first. Checksums are not read."""
         return sorted(self._scores())
