@@ -3,6 +3,7 @@
 Built-ins: `math`, `reasoning_gym`, `exact`, `multiple_choice`, each in the module of that name.
 """
 
+from hacrl.rewards.gold import GoldScore, gold_scores
 from hacrl.rewards.reward import BUILT_INS, Reward, RewardSpec
 from hacrl.rewards.reward_set import RewardSet, load_rewards
 from hacrl.rewards.verdict import verdict_metrics
@@ -10,10 +11,12 @@ from hacrl.rewards.verifier import Verifier
 
 __all__ = [
     "BUILT_INS",
+    "GoldScore",
     "Reward",
     "RewardSet",
     "RewardSpec",
     "Verifier",
+    "gold_scores",
     "load_rewards",
     "verdict_metrics",
 ]

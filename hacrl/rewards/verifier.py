@@ -166,7 +166,7 @@ class Verifier:
             name = self.rewards.rewards[call.reward].name
             columns = ", ".join(f"{column} ({type(value).__name__})" for column, value in call.columns.items())
             raise RewardError(
-                f"reward {name!r}: a task's columns cannot be sent to a worker process ({type(error).__name__}: {error}); "
+                f"reward {name!r}: a task's columns cannot be pickled for a worker ({type(error).__name__}: {error}); "
                 f"they are {columns}; use plain data"
             ) from error
 
