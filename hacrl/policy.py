@@ -210,13 +210,13 @@ def load_policies(agents: list[AgentConfig], *, seed: int) -> dict[str, Policy]:
             model = _load_model(agent, device, torch.float32 if agent.role != "author" else compute_dtype)
             model.requires_grad_(agent.role != "author")
         else:
-            key = (agent.model, agent.gguf_file, agent.revision, agent.attention, str(device), compute_dtype)
+            key = base_key(agent, device, compute_dtype)
             base = bases.get(key)
             if base is None:
                 base = _load_model(agent, device, compute_dtype).requires_grad_(False)
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(derive_seed(seed, "adapter", agent.name))
-                model = bases[key] = _add_adapter(base, agent)
+                model = bases[key] = add_adapter(base, agent)
         model.eval()
         policies[agent.name] = Policy(
             model,
@@ -284,7 +284,13 @@ def _load_model(agent: AgentConfig, device: torch.device, dtype: torch.dtype) ->
     return cast(nn.Module, model.to(device))
 
 
-def _add_adapter(model: nn.Module, agent: AgentConfig) -> nn.Module:
+def base_key(agent: AgentConfig, device: torch.device, compute_dtype: torch.dtype) -> tuple[Any, ...]:
+    """Equal for LoRA agents that share their base model in memory."""
+    return (agent.model, agent.gguf_file, agent.revision, agent.attention, str(device), compute_dtype)
+
+
+def add_adapter(model: nn.Module, agent: AgentConfig) -> nn.Module:
+    """The model with the agent's own LoRA adapter, float32, beside any that it has already. Raises ModelError."""
     from peft import LoraConfig as PeftLoraConfig
     from peft import PeftModel, get_peft_model
 
