@@ -5,7 +5,8 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# (setuptools would warn that an editable install is one.)
+PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 # Threads that spin while they wait make torch many times slower beside any other busy process.
 export OMP_WAIT_POLICY ?= PASSIVE

@@ -238,6 +238,8 @@ TaskSourceConfig = Annotated[
 
 
 class TasksConfig(_Section):
+    """Tasks to train on and tasks held out; each source is one of the three kinds below."""
+
     train: TaskSourceConfig = Field(description="What the agents are trained on.")
     eval: dict[str, TaskSourceConfig] = Field(
         default_factory=dict, description="Held-out tasks: one source, or several by name."
@@ -297,13 +299,15 @@ class EvaluationConfig(_Section):
 
 
 class CheckpointConfig(_Section):
+    """Whole states on disk, from which a run goes on as if it had never stopped."""
+
     every: int = Field(1, ge=1, description="Save the whole state after every so many steps.")
     keep_last: int = Field(2, ge=1, description="Keep this many latest checkpoints.")
     keep_best: bool = Field(True, description="Also keep the one with the best mean held-out avg@k over agents.")
 
 
 class RunConfig(_Section):
-    """A whole run."""
+    """Agents, tasks, reward and algorithm, and how the loop goes."""
 
     agents: list[AgentConfig] = Field(min_length=1, description="The policies, any number from one.")
     tasks: TasksConfig = Field(description="Where tasks come from.")
@@ -431,24 +435,39 @@ def load_config(
         _apply_override(data, override)
     if output is not None:
         data["output"] = output
-    return _validate(data)
+    # References such as ${steps} are looked up last, so that they see what the overrides have set.
+    try:
+        return _validate(_mapping(OmegaConf.to_container(OmegaConf.create(data), resolve=True)))
+    except OmegaConfBaseException as error:
+        raise ConfigError([f"configuration: {_one_line(error)}"]) from error
 
 
 def _read(source: str | Path | Mapping[str, Any] | RunConfig) -> dict[str, Any]:
     if isinstance(source, RunConfig):
         return source.model_dump()
     if isinstance(source, Mapping):
-        return OmegaConf.to_container(OmegaConf.create(dict(source)), resolve=True)  # type: ignore[return-value]
+        try:
+            return _mapping(OmegaConf.to_container(OmegaConf.create(dict(source))))
+        except OmegaConfBaseException as error:
+            raise ConfigError([f"configuration: {_one_line(error)}; give names and numbers, not objects"]) from error
     path = Path(source)
     if not path.is_file():
         raise ConfigError([f"{path}: no such file; give the path of a YAML configuration"])
     try:
-        data = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-    except (OmegaConfBaseException, YAMLError) as error:
-        raise ConfigError([f"{path}: cannot be read as YAML: {' '.join(str(error).split())}"]) from error
+        data = OmegaConf.to_container(OmegaConf.load(path))
+    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError([f"{path}: cannot be read as YAML: {_one_line(error)}"]) from error
     if not isinstance(data, dict):
         raise ConfigError([f"{path}: holds {type(data).__name__}; a configuration is a mapping of options"])
+    return _mapping(data)
+
+
+def _mapping(data: Any) -> dict[str, Any]:
     return typing.cast(dict[str, Any], data)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _apply_override(data: dict[str, Any], override: str) -> None:
@@ -458,7 +477,7 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
     try:
         value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]  # type: ignore[index, call-overload]
     except (OmegaConfBaseException, YAMLError) as error:
-        raise ConfigError([f"override {override!r}: the value is not YAML: {error}"]) from error
+        raise ConfigError([f"override {override!r}: the value is not YAML: {_one_line(error)}"]) from error
     parts = key.split(".")
     node: Any = data
     for depth, part in enumerate(parts):
@@ -479,7 +498,9 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
             else:
                 if isinstance(node.get(part), str) and part == "algorithm":
                     node[part] = {"name": node[part]}
-                node = node.setdefault(part, {})
+                if node.get(part) is None:
+                    node[part] = {}
+                node = node[part]
         else:
             where = ".".join(parts[:depth])
             raise ConfigError([f"override {override!r}: {where} is {node!r}, which has no options inside"])
@@ -487,75 +508,72 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
 
 def _validate(data: dict[str, Any]) -> RunConfig:
     problems: list[str] = []
+    told: set[str] = set()
     # Faulty optional entries are told, then taken out, so that the checks of combinations still run.
-    for _ in range(20):
+    while True:
         try:
             config = RunConfig.model_validate(data)
         except ValidationError as error:
-            told = {problem.split(":")[0] for problem in problems}
-            lines = [_problem(item, data) for item in error.errors()]
-            fresh = [line for line in lines if line.split(":")[0] not in told]
-            problems += fresh
-            if not _remove_faulty(data, error, told):
+            faults = [(_data_path(item, data), item) for item in error.errors()]
+            for path, item in faults:
+                if _dotted(path) not in told:
+                    told.add(_dotted(path))
+                    problems.append(_problem(_dotted(path) or "configuration", item))
+            # Without a required option its whole section goes; what was taken out is not told again as missing.
+            outs = [path[:-1] if item["type"] == "missing" else path for path, item in faults]
+            told.update(map(_dotted, outs))
+            taken_out = [_take_out(data, path) for path in sorted(outs, key=len, reverse=True)]
+            if not any(taken_out):
                 raise ConfigError(problems) from None
-            continue
-        problems += _impossible_combinations(config)
-        if problems:
-            raise ConfigError(problems)
-        return config
-    raise ConfigError(problems)
+        else:
+            problems += _impossible_combinations(config)
+            if problems:
+                raise ConfigError(problems)
+            return config
 
 
-def _remove_faulty(data: Any, error: ValidationError, told: set[str]) -> bool:
-    removed = False
-    for item in error.errors():
-        path = _data_path(item["loc"], data)
-        if item["type"] == "missing":
-            if ".".join(map(str, path)) not in told:
-                continue
-            path = path[:-1]  # a required option was faulty and taken out: its section goes too
-        parent = data
-        for key in path[:-1]:
-            parent = parent[key]
-        if path and isinstance(parent, dict) and path[-1] in parent:
-            del parent[path[-1]]
-            removed = True
-    return removed
+def _take_out(data: Any, path: Sequence[str | int]) -> bool:
+    """Delete an option; an entry of a list stays, since its neighbours are addressed by number."""
+    for key in path[:-1]:
+        data = data[key]
+    if not path or not isinstance(data, dict) or path[-1] not in data:
+        return False
+    del data[path[-1]]
+    return True
 
 
-def _data_path(loc: tuple[str | int, ...], data: Any) -> list[str | int]:
-    """Drop the parts of a pydantic location that name a union's branch and not a place in the data."""
+def _dotted(path: Sequence[str | int]) -> str:
+    return ".".join(map(str, path))
+
+
+def _data_path(item: Any, data: Any) -> list[str | int]:
+    """Where in the data a fault stands: pydantic's location without the parts that name a union's branch."""
     path: list[str | int] = []
     node = data
+    loc = item["loc"]
     for position, part in enumerate(loc):
+        last = position == len(loc) - 1
         # A tag such as `dataset` can also be a key: it is the branch when the location goes on behind it.
-        branch = part in _BRANCHES and position < len(loc) - 1
-        is_key = isinstance(node, Mapping) and part in node and not branch
+        is_key = isinstance(node, Mapping) and part in node and (last or part not in _BRANCHES)
         if is_key or (isinstance(node, list) and isinstance(part, int) and part < len(node)):
             node = node[part]
-        elif part == loc[-1] and part not in _BRANCHES:
-            node = None
-        else:
-            continue
-        path.append(part)
+            path.append(part)
+        elif last and item["type"] == "missing":
+            path.append(part)
     return path
 
 
 _BRANCHES = {"hacpo", "gspo", "grpo", "naive", *_SOURCES}
 
 
-def _problem(item: Any, data: Any) -> str:
-    loc, kind = item["loc"], item["type"]
-    place = ".".join(str(part) for part in _data_path(loc, data)) or "configuration"
-    given = item["input"]
+def _problem(place: str, item: Any) -> str:
+    kind, given = item["type"], item["input"]
     if kind == "extra_forbidden":
-        model = _model_at(RunConfig, loc[:-1])
-        known = sorted(model.model_fields) if model is not None else []
-        close = difflib.get_close_matches(str(loc[-1]), known, n=1)
-        remedy = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}"
-        return f"{place}: unknown option; {remedy}"
+        return f"{place}: {_unknown_option(item['loc'])}"
     if kind == "missing":
         return f"{place}: required and not given"
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        return f"{place}: got {given!r}; must be a mapping of options"
     if kind in ("union_tag_invalid", "literal_error"):
         expected = item["ctx"].get("expected_tags") or item["ctx"].get("expected")
         if place == "algorithm":
@@ -568,6 +586,26 @@ def _problem(item: Any, data: Any) -> str:
         return f"{place}: got {given!r}, must be one of {expected}{hint}"
     message = item["msg"][0].lower() + item["msg"][1:]
     return f"{place}: got {given!r}; {message}"
+
+
+def _unknown_option(loc: Sequence[str | int]) -> str:
+    option, model = str(loc[-1]), _model_at(RunConfig, loc[:-1])
+    if model is None:
+        return "unknown option"
+    known = {name: name for name in model.model_fields}
+    if issubclass(model, _SourceConfig):
+        if option in _SOURCES:
+            return f"a source is one of {', '.join(_SOURCES)}; take out all but one"
+        known |= {kind: kind for kind in _SOURCES}
+    # An option that stands one section deeper is found too.
+    for name, field in model.model_fields.items():
+        if typing.get_origin(field.annotation) not in (list, dict):
+            for inner in _models_in(field.annotation):
+                known = {deeper: f"{name}.{deeper}" for deeper in inner.model_fields} | known
+    close = difflib.get_close_matches(option, known, n=1)
+    if close:
+        return f"unknown option; did you mean {known[close[0]]!r}?"
+    return f"unknown option; known here: {', '.join(sorted(model.model_fields))}"
 
 
 def _model_at(model: type[BaseModel], loc: Sequence[str | int]) -> type[BaseModel] | None:
@@ -628,11 +666,12 @@ def _impossible_combinations(config: RunConfig) -> list[str]:
             problems.append(f"{place}: role is author, so lora would never be trained; leave lora out")
         if agent.role == "author" and agent.learns_from:
             problems.append(f"{place}: role is author, so learns_from has no effect; leave it out or use role: both")
+        if agent.role == "author":
+            continue
         if agent.role == "learner" and not isinstance(config.algorithm, HacpoConfig | NaiveConfig):
             problems.append(
                 f"{place}: role is learner, but {config.algorithm.name} trains on own rows only; use hacpo or naive"
             )
-        if agent.role == "author":
             continue
         authors = config.authors_for(agent)
         joint = sum(config.group_size_of(config.agent(name)) for name in authors if name in names)
@@ -644,6 +683,11 @@ def _impossible_combinations(config: RunConfig) -> list[str]:
         problems += _closed_band(config, agent, place)
     if all(agent.role == "author" for agent in config.agents):
         problems.append("agents: every role is author, so nobody learns; set one agent's role to both or learner")
+    if config.evaluation.every > 0 and not config.tasks.eval:
+        problems.append(
+            f"evaluation.every: got {config.evaluation.every}, but there are no held-out tasks; give tasks.eval or "
+            f"leave it out"
+        )
     if config.prompts_per_minibatch is not None and config.prompts_per_minibatch > config.prompts_per_step:
         problems.append(
             f"prompts_per_minibatch: {config.prompts_per_minibatch} is more than prompts_per_step "
