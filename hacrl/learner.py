@@ -163,7 +163,7 @@ class Learner:
                 own = int(batch.own_B.sum())
                 metrics.mean("kl", float(kl_B.detach().sum()) / max(own, 1), own)
             if not torch.isfinite(loss):
-                raise self._non_finite(f"loss is {float(loss)}", micro, step)
+                raise self._non_finite(f"loss is {float(loss.detach())}", micro, step)
             loss.backward()
             tokens = int(batch.mask_BT.sum())
             metrics.total("loss_sum", float(loss.detach()))

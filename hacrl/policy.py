@@ -73,16 +73,21 @@ class Policy:
         """`active()` with dropout on; gradient checkpointing too where it was asked for."""
         self.model.train()
         if self.gradient_checkpointing:
-            self.causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
+            self._switch_checkpointing("enable", {"use_reentrant": False})
             self.causal_lm.enable_input_require_grads()
         try:
             with self.active():
                 yield
         finally:
             if self.gradient_checkpointing:
-                self.causal_lm.gradient_checkpointing_disable()
+                self._switch_checkpointing("disable")
                 self.causal_lm.disable_input_require_grads()
             self.model.eval()
+
+    def _switch_checkpointing(self, verb: str, *arguments: Any) -> None:
+        # transformers renamed the method; older releases have the second name only.
+        names = (f"activation_checkpointing_{verb}", f"gradient_checkpointing_{verb}")
+        next(filter(None, (getattr(self.causal_lm, name, None) for name in names)))(*arguments)
 
     @contextlib.contextmanager
     def without_adapter(self) -> Iterator[None]:

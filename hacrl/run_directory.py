@@ -155,6 +155,13 @@ class RunDirectory:
             write_atomically(path / _CONFIG, config_yaml(config).encode())
         return cls(path, lock, config, run_id=run_id, resume_from=checkpoint, fresh=False)
 
+    @property
+    def recorded_steps(self) -> int:
+        """Steps recorded so far; raises ValueError where only `rewind` can tell."""
+        if self._step is None:
+            raise ValueError("the records are in no known state: call rewind(resume_from) first")
+        return self._step
+
     # ------------------------------------------------------------ writing
 
     def record(self, record: StepRecord) -> None:

@@ -99,13 +99,14 @@ def _steps(
     first = _restore(config, prepared, directory, verifier, fleet, capability, clock)
     clock.lap()
     for step in range(first, config.steps + 1):
+        if stop.requested:
+            break
         tasks = batch(prepared.train, step=step, prompts_per_step=config.prompts_per_step, seed=config.seed)
         with clock.phase("sample"):
             completions = fleet.sample(tasks, step=step)
         with clock.phase("verify"):
             groups = verify(tasks, completions, verifier)
         if stop.requested:
-            _save(directory, step - 1, fleet, capability, None)
             break
         rewards_PAG = reward_tensor(groups, fleet.names)
         capability.observe(rewards_PAG)
@@ -124,11 +125,12 @@ def _steps(
             evaluation=tuple(evaluation),
         )
         directory.record(record)
-        if step % config.checkpoint.every == 0 or step == config.steps or stop.requested:
+        if step % config.checkpoint.every == 0 or step == config.steps:
             _save(directory, step, fleet, capability, mean_score(evaluation))
         yield record
-        if stop.requested:
-            break
+    if stop.requested:
+        # Weights and window are those of the last recorded step: nothing of the one in progress has been applied.
+        _save(directory, directory.recorded_steps, fleet, capability, None)
 
 
 def _restore(

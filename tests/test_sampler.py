@@ -1,0 +1,131 @@
+"""The sampler in process: its log-probabilities, stopping, batching and reproducibility."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hacrl.config import AgentConfig
+from hacrl.policy import Policy, load_policies
+from hacrl.sampling.sampler import SampledTokens
+from hacrl.sampling.transformers import TransformersSampler
+
+PROMPTS = [(5, 6, 7), (8, 9), (10, 11, 12, 13, 14, 15, 16), (17,)]
+
+
+@pytest.fixture(scope="module", params=["qwen", "llama"])
+def policy(request: pytest.FixtureRequest, tiny_models: dict[str, Path]) -> Policy:
+    return load_policies([AgentConfig(name="a", model=str(tiny_models[request.param]))], seed=0)["a"]
+
+
+def sample(
+    policy: Policy,
+    *,
+    stop: tuple[int, ...] = (),
+    answers: int = 3,
+    batch_rows: int = 64,
+    temperature: float = 0.8,
+    top_p: float = 1.0,
+    new: int = 10,
+    seed: int = 1,
+) -> list[list[SampledTokens]]:
+    sampler = TransformersSampler(policy, stop_token_ids=stop, pad_token_id=0, batch_rows=batch_rows)
+    return sampler.sample(
+        PROMPTS, answers=answers, temperature=temperature, top_p=top_p, max_new_tokens=new, seed=seed
+    )
+
+
+def logprobs_of(policy: Policy, prompt: tuple[int, ...], answer: SampledTokens, temperature: float) -> torch.Tensor:
+    """Log-probabilities of an answer's ids by one plain forward pass without cache or padding."""
+    ids = torch.tensor([prompt + answer.token_ids])
+    with torch.no_grad():
+        logits = policy.causal_lm(input_ids=ids).logits.float() / temperature
+    values = logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])[0, :, 0]
+    return values[len(prompt) - 1 :]
+
+
+def stop_ids(policy: Policy) -> tuple[int, ...]:
+    """A third of the vocabulary ends an answer, so that rows end at many different lengths."""
+    return tuple(range(0, policy.vocabulary, 3))
+
+
+def test_logprobs_belong_to_the_sampled_ids(policy: Policy) -> None:
+    """Through left padding, a shared prefill, the cache and rows that leave the batch."""
+    groups = sample(policy, stop=stop_ids(policy), answers=5)
+    lengths = {len(answer.token_ids) for group in groups for answer in group}
+    assert len(lengths) > 3
+    for prompt, group in zip(PROMPTS, groups, strict=True):
+        for answer in group:
+            expected = logprobs_of(policy, prompt, answer, 0.8).tolist()
+            assert answer.logprobs == pytest.approx(expected, abs=2e-5)
+
+
+def test_an_answer_ends_at_its_first_stop_id_and_keeps_it(policy: Policy) -> None:
+    stops = set(stop_ids(policy))
+    answers = [answer for group in sample(policy, stop=tuple(stops), answers=6) for answer in group]
+    for answer in answers:
+        inner, last = answer.token_ids[:-1], answer.token_ids[-1]
+        assert not stops & set(inner)
+        assert (answer.finish_reason == "stop") == (last in stops)
+        assert answer.finish_reason == "stop" or len(answer.token_ids) == 10
+    assert sum(answer.finish_reason == "stop" for answer in answers) > len(answers) / 2
+
+
+def test_without_a_stop_every_answer_is_cut_at_the_limit(policy: Policy) -> None:
+    for group in sample(policy, new=4):
+        assert [len(answer.token_ids) for answer in group] == [4, 4, 4]
+        assert {answer.finish_reason for answer in group} == {"length"}
+
+
+def test_the_same_seed_gives_the_same_answers_and_another_does_not(policy: Policy) -> None:
+    assert sample(policy, seed=5) == sample(policy, seed=5)
+    assert sample(policy, seed=5) != sample(policy, seed=6)
+
+
+def test_answers_of_one_prompt_differ(policy: Policy) -> None:
+    for group in sample(policy, answers=4):
+        assert len({answer.token_ids for answer in group}) == 4
+
+
+@pytest.mark.parametrize("batch_rows", [1, 2, 5, 7])
+def test_small_batches_give_every_prompt_its_answers(policy: Policy, batch_rows: int) -> None:
+    groups = sample(policy, answers=5, batch_rows=batch_rows, stop=stop_ids(policy))
+    assert [len(group) for group in groups] == [5, 5, 5, 5]
+    for prompt, group in zip(PROMPTS, groups, strict=True):
+        for answer in group:
+            assert answer.logprobs == pytest.approx(logprobs_of(policy, prompt, answer, 0.8).tolist(), abs=2e-5)
+
+
+def test_greedy_takes_the_most_likely_token(policy: Policy) -> None:
+    for prompt, (answer,) in zip(PROMPTS, sample(policy, answers=1, temperature=0.0), strict=True):
+        ids = prompt
+        for token in answer.token_ids:
+            with torch.no_grad():
+                logits = policy.causal_lm(input_ids=torch.tensor([ids])).logits[0, -1]
+            assert token == int(logits.argmax())
+            ids = (*ids, token)
+
+
+def test_nucleus_logprobs_are_of_the_nucleus(policy: Policy) -> None:
+    """Raw log-probabilities would be lower than those of the cut and renormalised distribution."""
+    groups = sample(policy, top_p=0.3, temperature=1.0)
+    for prompt, group in zip(PROMPTS, groups, strict=True):
+        for answer in group:
+            raw = logprobs_of(policy, prompt, answer, 1.0).tolist()
+            assert all(cut > full for cut, full in zip(answer.logprobs, raw, strict=True))
+
+
+def test_frequencies_follow_the_tempered_distribution(policy: Policy) -> None:
+    """Chi-square over 4,000 first tokens, most likely ids apart, the rest together."""
+    sampler = TransformersSampler(policy, stop_token_ids=(), pad_token_id=0, batch_rows=4000)
+    (group,) = sampler.sample([(5, 6, 7)], answers=4000, temperature=0.3, top_p=1.0, max_new_tokens=1, seed=0)
+    with torch.no_grad():
+        logits = policy.causal_lm(input_ids=torch.tensor([[5, 6, 7]])).logits[0, -1].float() / 0.3
+    expected = logits.softmax(-1)
+    top = expected.topk(8)
+    counts = torch.tensor([sum(answer.token_ids[0] == token for answer in group) for token in top.indices.tolist()])
+    observed = torch.cat([counts, 4000 - counts.sum()[None]]).double()
+    expectation = torch.cat([top.values, 1 - top.values.sum()[None]]).double() * 4000
+    chi_square = float(((observed - expectation) ** 2 / expectation).sum())
+    assert chi_square < 26.1  # 99.9 % quantile for 8 degrees of freedom
