@@ -117,6 +117,7 @@ def policy_loss(
 
 def own_credit(rewards_PAG: Tensor, allowed_LA: Tensor, *, epsilon: float) -> Credit:
     """Credit where every learner has its own rows only: the other authors' places are NaN."""
+    check_rewards(rewards_PAG)
     authors = rewards_PAG.shape[1]
     check_shape("allowed_LA", allowed_LA, (authors, authors))
     own_LA = torch.eye(authors, dtype=torch.bool, device=rewards_PAG.device) & allowed_LA.bool()

@@ -61,6 +61,7 @@ class Naive:
     epsilon: float
 
     def credit(self, rewards_PAG: Tensor, capability_A: Tensor, allowed_LA: Tensor) -> Credit:  # noqa: ARG002
+        check_rewards(rewards_PAG)
         authors = rewards_PAG.shape[1]
         check_shape("allowed_LA", allowed_LA, (authors, authors))
         usable_LPAG = torch.where(allowed_LA.bool()[:, None, :, None], rewards_PAG, torch.nan)
