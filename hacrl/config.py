@@ -426,7 +426,7 @@ def load_config(
 ) -> RunConfig:
     """Read, override and validate a run's configuration.
 
-    `source` is a YAML path, a mapping or a finished `RunConfig`; each override is `dotted.key=value` with the value
+    `source` is a YAML path, `preset:NAME` for one of the paper's pairs, a mapping or a finished `RunConfig`; each override is `dotted.key=value` with the value
     read as YAML, list entries addressed by number or agents by name (`agents.0.learning_rate=5e-7`). All faults are
     collected and raised as one `ConfigError`. Nothing heavier than pydantic is imported.
     """
@@ -450,9 +450,9 @@ def _read(source: str | Path | Mapping[str, Any] | RunConfig) -> dict[str, Any]:
             return _mapping(OmegaConf.to_container(OmegaConf.create(dict(source))))
         except OmegaConfBaseException as error:
             raise ConfigError([f"configuration: {_one_line(error)}; give names and numbers, not objects"]) from error
-    path = Path(source)
+    path = _preset(str(source).removeprefix(_PRESET)) if str(source).startswith(_PRESET) else Path(source)
     if not path.is_file():
-        raise ConfigError([f"{path}: no such file; give the path of a YAML configuration"])
+        raise ConfigError([f"{path}: no such file; give the path of a YAML configuration, or {_PRESET}NAME"])
     try:
         data = OmegaConf.to_container(OmegaConf.load(path))
     except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
@@ -468,6 +468,19 @@ def _mapping(data: Any) -> dict[str, Any]:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
+
+
+_PRESET = "preset:"
+
+
+def _preset(name: str) -> Path:
+    folder = Path(__file__).parent / "presets"
+    names = sorted(path.stem for path in folder.glob("*.yaml"))
+    if name not in names:
+        close = difflib.get_close_matches(name, names, n=1)
+        remedy = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
+        raise ConfigError([f"{_PRESET}{name}: no such preset; {remedy}"])
+    return folder / f"{name}.yaml"
 
 
 def _apply_override(data: dict[str, Any], override: str) -> None:
