@@ -426,7 +426,8 @@ def load_config(
 ) -> RunConfig:
     """Read, override and validate a run's configuration.
 
-    `source` is a YAML path, `preset:NAME` for one of the paper's pairs, a mapping or a finished `RunConfig`; each override is `dotted.key=value` with the value
+    `source` is a YAML path, `preset:NAME` for one of the paper's pairs, a mapping or a finished `RunConfig`; each
+    override is `dotted.key=value` with the value
     read as YAML, list entries addressed by number or agents by name (`agents.0.learning_rate=5e-7`). All faults are
     collected and raised as one `ConfigError`. Nothing heavier than pydantic is imported.
     """
@@ -636,7 +637,7 @@ def _model_at(model: type[BaseModel], loc: Sequence[str | int]) -> type[BaseMode
     return candidates[0] if candidates else None
 
 
-_KINDS = {model: kind for kind, model in _SOURCES.items()}
+_KINDS: dict[type[BaseModel], str] = {model: kind for kind, model in _SOURCES.items()}
 
 
 def _tag(model: type[BaseModel]) -> Any:
