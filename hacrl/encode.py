@@ -528,7 +528,7 @@ class _Counts:
         self.own = own
         self.rows = self.truncated = self.passed_on = self.length_change = self.round_trip_failures = 0
         causes = ("empty", "logprob_not_finite") if own else ("too_long", "cut_off", "empty", "logprob_not_finite")
-        self.dropped = dict.fromkeys(causes, 0)
+        self.dropped: dict[str, int] = dict.fromkeys(causes, 0)
 
     def drop(self, cause: str) -> None:
         self.dropped[cause] += 1

@@ -26,7 +26,7 @@ class DatasetRows:
     def __init__(self, config: DatasetConfig, *, name: str) -> None:
         self._name = name
         self._config = config
-        self.origin = f"{config.dataset} ({config.split})"
+        self.origin = f"{config.dataset} (split {config.split!r})"
         self._dataset = _load(config, name=name)
         features = cast(Mapping[str, Any], self._dataset.features)
         self._available = list(_dotted_names(features))
@@ -146,6 +146,8 @@ def _load(config: DatasetConfig, *, name: str) -> Any:
         raise
     except Exception as error:  # the library raises anything from OSError to ArrowInvalid
         cause = error.__cause__ or error
+        if "corresponds to no data" in str(cause):
+            raise TaskError(f"{name}: {config.dataset} (split {split!r}) has no rows; check file and split") from error
         raise TaskError(
             f"{name}: {config.dataset} (split {split!r}) cannot be loaded: {type(cause).__name__}: "
             f"{' '.join(str(cause).split())}"

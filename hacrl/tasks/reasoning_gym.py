@@ -54,9 +54,8 @@ class ReasoningGymRows:
 
 def _create(config: ReasoningGymConfig, *, name: str) -> Any:
     try:
-        import reasoning_gym
         from reasoning_gym.composite import DatasetSpec
-        from reasoning_gym.factory import DATASETS
+        from reasoning_gym.factory import DATASETS, create_dataset
     except ImportError as error:
         raise TaskError(
             f"{name}: the generator {config.reasoning_gym!r} needs the reasoning-gym package ({error}); "
@@ -80,7 +79,7 @@ def _create(config: ReasoningGymConfig, *, name: str) -> Any:
     try:
         if generator == "composite":
             arguments["datasets"] = [DatasetSpec(**spec) for spec in arguments.get("datasets") or []]
-        return reasoning_gym.create_dataset(generator, **arguments, size=config.size, seed=config.seed)
+        return create_dataset(generator, **arguments, size=config.size, seed=config.seed)
     except Exception as error:  # wrong values surface as assertions, type, value or attribute errors
         raise TaskError(
             f"{name}: {generator} refuses the arguments {config.arguments}: {type(error).__name__}: {error}; its "
