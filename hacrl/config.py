@@ -427,9 +427,9 @@ def load_config(
     """Read, override and validate a run's configuration.
 
     `source` is a YAML path, `preset:NAME` for one of the paper's pairs, a mapping or a finished `RunConfig`; each
-    override is `dotted.key=value` with the value
-    read as YAML, list entries addressed by number or agents by name (`agents.0.learning_rate=5e-7`). All faults are
-    collected and raised as one `ConfigError`. Nothing heavier than pydantic is imported.
+    override is `dotted.key=value` with the value read as YAML, list entries addressed by number or agents by name
+    (`agents.0.learning_rate=5e-7`). All faults are collected and raised as one `ConfigError`. Nothing heavier than
+    pydantic is imported.
     """
     data = _read(source)
     for override in overrides:
