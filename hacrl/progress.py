@@ -279,6 +279,7 @@ class LiveView:
         table = _table()
         table.add_column("learner ← author", no_wrap=True, overflow="ellipsis", max_width=44 if wide else 26)
         table.add_column("rows", justify="right")
+        table.add_column("dropped", justify="right")
         table.add_column("ratio s", justify="right")
         table.add_column("in band", justify="right")
         table.add_column("omega", justify="right")
@@ -297,6 +298,7 @@ class LiveView:
             row = [
                 f"{learner} ← {author}",
                 _number(values["rows"], "{:.0f}"),
+                _number(self._dropped(learner, author), "{:.0f}"),
                 _number(values["s_mean"]),
                 _number(values["inside_share"], "{:.0%}"),
                 _number(values["omega"], "{:.2f}"),
@@ -312,6 +314,11 @@ class LiveView:
         if len(pairs) > MOST_PAIRS:
             table.add_row(Text(f"and {len(pairs) - MOST_PAIRS} more pairs", style="dim"))
         return table
+
+    def _dropped(self, learner: str, author: str) -> float | None:
+        start = f"pair/{learner}/{author}/dropped/"
+        counts = [value for name, value in self.history.latest.items() if name.startswith(start)]
+        return sum(counts) if counts else None
 
     def _foot(self) -> Iterator[RenderableType]:
         latest = self.history.latest
@@ -376,9 +383,7 @@ def closing_table(history: RunHistory) -> RenderableType:
     if not splits:
         return _training_table(history)
     k = history.evaluations[-1]["k"]
-    table = Table(
-        title=f"Held-out avg@{k}, ± half a 95 % interval over tasks", box=box.SIMPLE_HEAD, title_justify="left"
-    )
+    table = Table(title=f"Held-out avg@{k} with 95 % intervals over tasks", box=box.SIMPLE_HEAD, title_justify="left")
     table.add_column("agent", no_wrap=True, overflow="ellipsis")
     if len(splits) > 1:
         table.add_column("tasks")

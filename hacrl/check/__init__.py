@@ -1,0 +1,1 @@
+"""What `hacrl check` tells before a run: `check_run` finds it out, `report` shows it. No weights are loaded."""

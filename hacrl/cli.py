@@ -1,0 +1,286 @@
+"""The `hacrl` command. Everything heavy is imported inside the commands, so that `--help` and config errors are quick."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import signal
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from hacrl.progress import Mode, RunHistory
+    from hacrl.saved_run import CheckpointName
+
+# Exit status: 0 done, 1 an error during the run, 2 a faulty configuration or command line, 128 + signal interrupted.
+FAILED, FAULTY, INTERRUPTED = 1, 2, 128
+
+app = typer.Typer(
+    name="hacrl",
+    help="Train different language models together by RL: they share verified rollouts, each learns from all.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Override options, e.g. algorithm.alpha=3 agents.0.learning_rate=5e-7."),
+]
+
+
+def main() -> None:
+    """Entry point."""
+    app()
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"hacrl {version('hacrl')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+# ---------------------------------------------------------------- commands
+
+
+@app.command()
+def demo(
+    output: Annotated[Path, typer.Option(help="Folder for the demo's runs, chart and exported models.")] = Path(
+        "runs/demo"
+    ),
+    seed: Annotated[int, typer.Option(min=0, help="Seed of both runs.")] = 0,
+) -> None:
+    """Train two tiny agents that come with the package, with and without sharing. No network, about two minutes."""
+    with _told_errors(), _quiet_libraries():
+        from hacrl.demo.run import run
+
+        run(output=output, seed=seed)
+
+
+@app.command()
+def train(
+    config: Annotated[Path, typer.Argument(help="YAML configuration.")],
+    overrides: Overrides = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the end.")] = False,
+) -> None:
+    """Train, or continue an interrupted run of the same configuration."""
+    overrides = overrides or []
+    console = Console(highlight=False)
+    again = shlex.join(["hacrl", "train", str(config), *overrides])
+    with _told_errors(), _quiet_libraries():
+        from hacrl.config import load_config
+
+        settings = load_config(config, overrides)
+
+        from hacrl.progress import Progress, RunHistory, closing_table
+        from hacrl.stop import StopRequest
+        from hacrl.trainer import training_steps
+
+        _hide_bars(downloads=quiet)
+        history, stop = RunHistory(settings), StopRequest()
+        mode: Mode = "quiet" if quiet else "live" if console.is_terminal else "plain"
+        try:
+            with stop.on_signals(), Progress(console, history, mode=mode, stop=stop) as progress:
+                for record in training_steps(settings, stop=stop, on_phase=progress.phase):
+                    progress.step(record)
+        except KeyboardInterrupt:
+            _say(console, f"Ended at once; the step in progress is lost. Continue with:\n  {again}", "yellow")
+            raise typer.Exit(INTERRUPTED + signal.SIGINT) from None
+        if not history.made_here:
+            history.read(Path(settings.output))
+        if stop.signal is not None:
+            _say(console, f"Interrupted after step {history.done}, which is saved. Continue with:\n  {again}", "yellow")
+            raise typer.Exit(INTERRUPTED + stop.signal)
+        console.print(closing_table(history))
+        _say(console, _closing_words(history))
+
+
+@app.command()
+def check(
+    config: Annotated[Path, typer.Argument(help="YAML configuration.")], overrides: Overrides = None
+) -> None:
+    """Look a configuration over before training: all errors, batch arithmetic, memory, and each pair of agents."""
+    console = Console(highlight=False)
+    with _told_errors(), _quiet_libraries():
+        from hacrl.config import load_config
+
+        settings = load_config(config, overrides or [])
+
+        from hacrl.check.run_check import check_run
+        from hacrl.check.view import renderables
+
+        _hide_bars()
+        for part in renderables(check_run(settings)):
+            console.print(part)
+
+
+@app.command(name="eval")
+def evaluate(
+    source: Annotated[Path, typer.Argument(metavar="CONFIG_OR_RUN", help="YAML configuration, or a run's folder.")],
+    overrides: Overrides = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(metavar="best|last|STEP", help="Which of a run's checkpoints; last if left out.")
+    ] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", metavar="PATH", help="Also write the entries here.")] = None,
+) -> None:
+    """Measure held-out accuracy: a run's agents at a checkpoint, or a configuration's models as they are."""
+    console = Console(highlight=False)
+    with _told_errors(), _quiet_libraries():
+        chosen = None if checkpoint is None else _checkpoint(checkpoint)
+        if not source.is_dir():
+            # Faults of a configuration are told before torch is loaded.
+            from hacrl.config import load_config
+
+            load_config(source, overrides or [])
+        from hacrl.progress import evaluation_table
+        from hacrl.saved_run import evaluate as evaluate_source
+
+        _hide_bars()
+        with _status(console, "evaluating ..."):
+            entries = evaluate_source(source, overrides or [], checkpoint=chosen)
+        console.print(evaluation_table(entries))
+        if json_path is not None:
+            _write_json(json_path, entries)
+            _say(console, f"written: {json_path}")
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="A run's folder.")],
+    checkpoint: Annotated[str, typer.Option(metavar="best|last|STEP", help="Which checkpoint.")] = "last",
+    agent: Annotated[list[str] | None, typer.Option(help="Only this agent; may be given again.")] = None,
+    adapter: Annotated[bool, typer.Option("--adapter", help="LoRA agents as peft adapters, not merged.")] = False,
+    output: Annotated[Path | None, typer.Option(help="Folder to write to; RUN/agents if left out.")] = None,
+) -> None:
+    """Write a run's agents as ordinary Hugging Face folders."""
+    console = Console(highlight=False)
+    with _told_errors(), _quiet_libraries():
+        chosen = _checkpoint(checkpoint)
+
+        from hacrl.saved_run import export as export_run
+
+        _hide_bars()
+        with _status(console, "exporting ..."):
+            folders = export_run(run, checkpoint=chosen, agents=agent or [], adapter=adapter, output=output)
+        for folder in folders:
+            _say(console, str(folder))
+
+
+# ---------------------------------------------------------------- what the commands share
+
+
+def _checkpoint(text: str) -> CheckpointName:
+    if text == "best":
+        return "best"
+    if text == "last":
+        return "last"
+    if text.isdigit():
+        return int(text)
+    from hacrl.errors import ConfigError
+
+    raise ConfigError([f"--checkpoint: got {text!r}; it must be best, last or the number of a step"])
+
+
+def _write_json(path: Path, entries: list[dict[str, Any]]) -> None:
+    import json
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
+
+
+def _closing_words(history: RunHistory) -> str:
+    config, output = history.config, Path(history.config.output)
+    lines = [f"Run folder   {output}"]
+    lines += [
+        f"Model        {folder}"
+        for agent in config.agents
+        if (folder := output / "agents" / agent.name).is_dir()
+    ]
+    best = "best" if config.checkpoint.keep_best and len({entry["step"] for entry in history.evaluations}) > 1 else "last"
+    lines += [
+        "",
+        "Next:",
+        f"  {shlex.join(['hacrl', 'eval', str(output), '--checkpoint', best, 'evaluation.k=16'])}",
+        f"  {shlex.join(['hacrl', 'export', str(output), '--checkpoint', best, '--output', str(output / best)])}",
+    ]
+    return "\n".join(lines)
+
+
+def _say(console: Console, text: str, style: str = "") -> None:
+    # As a Text, so that brackets in paths and messages are not taken for markup.
+    console.print(Text(text, style=style), soft_wrap=True)
+
+
+@contextlib.contextmanager
+def _status(console: Console, text: str) -> Iterator[None]:
+    if console.is_terminal:
+        with console.status(Text(text)):
+            yield
+    else:
+        yield
+
+
+@contextlib.contextmanager
+def _told_errors() -> Iterator[None]:
+    """Errors that the package raises on purpose are told without a traceback; all others keep theirs."""
+    from hacrl.errors import ConfigError, HacrlError
+
+    try:
+        yield
+    except HacrlError as error:
+        console = Console(stderr=True, highlight=False)
+        console.print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
+        raise typer.Exit(FAULTY if isinstance(error, ConfigError) else FAILED) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED + signal.SIGINT) from None
+
+
+@contextlib.contextmanager
+def _quiet_libraries() -> Iterator[None]:
+    """Warnings as one line each, those about libraries' own future left out."""
+    console = Console(stderr=True, highlight=False)
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        console.print(Text.assemble(("warning: ", "yellow"), str(message)), soft_wrap=True)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        warnings.showwarning = show
+        yield
+
+
+def _hide_bars(*, downloads: bool = False) -> None:
+    """Libraries' progress bars would break into what is shown; those of downloads stay, unless asked, for they explain
+    a long wait."""
+    import datasets
+    import transformers
+    from huggingface_hub.utils import disable_progress_bars
+
+    transformers.utils.logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+    if downloads:
+        disable_progress_bars()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
