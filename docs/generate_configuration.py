@@ -30,9 +30,8 @@ number and agents also by name:
 `hacrl check run.yaml` tells every fault at once (unknown options with the nearest known one, wrong types, settings that
 cannot work together) and prints what the run would do, before a model is loaded. In Python, `hacrl.load_config` takes
 the path or a dictionary, and the same overrides. `preset:NAME` in place of a path starts from one of the files in
-`hacrl/presets`. YAML is read through OmegaConf, so `${...}` refers to other options
-and `${oc.env:NAME}` to the environment. The resolved configuration, every default included, is `config.yaml` in the run
-directory.
+`hacrl/presets`. YAML is read through OmegaConf, so `${...}` refers to other options and `${oc.env:NAME}` to the
+environment. The resolved configuration, every default included, is `config.yaml` in the run directory.
 
 Smallest useful file:
 

@@ -562,7 +562,7 @@ def test_file_that_is_no_configuration(tmp_path: Path, content: bytes, message: 
 
 def test_missing_file(tmp_path: Path) -> None:
     assert problem(tmp_path / "run.yaml") == (
-        f"{tmp_path / 'run.yaml'}: no such file; give the path of a YAML configuration"
+        f"{tmp_path / 'run.yaml'}: no such file; give the path of a YAML configuration, or preset:NAME"
     )
 
 
