@@ -344,7 +344,8 @@ class _GenerationSettings:
 
 
 def _generation_settings(agent: AgentConfig, arguments: Mapping[str, Any]) -> _GenerationSettings:
-    from transformers import AutoConfig, GenerationConfig
+    from transformers import AutoConfig
+    from transformers.utils import cached_file
 
     gguf = {} if agent.gguf_file is None else {"gguf_file": agent.gguf_file}
     try:
@@ -355,13 +356,16 @@ def _generation_settings(agent: AgentConfig, arguments: Mapping[str, Any]) -> _G
             f"{' '.join(str(error).split())[:300]}; check `model`"
         ) from error
     text_config = config.get_text_config()
+    generation = {key: getattr(text_config, key, None) for key in ("eos_token_id", "pad_token_id")}
     try:
-        generation = cast(Any, GenerationConfig).from_pretrained(agent.model, revision=agent.revision)
-    except OSError:  # the file is optional
-        generation = text_config
+        path = cast(Any, cached_file)(agent.model, "generation_config.json", revision=agent.revision)
+        # Not through GenerationConfig: it refuses the lists that some published files hold.
+        generation |= json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # the file is optional; without it generation goes by the model's config
+        pass
     return _GenerationSettings(
-        eos=_ids(getattr(generation, "eos_token_id", None)),
-        pad=_ids(getattr(generation, "pad_token_id", None)) or _ids(getattr(text_config, "pad_token_id", None)),
+        eos=_ids(generation["eos_token_id"]),
+        pad=_ids(generation["pad_token_id"]),
         context_length=getattr(text_config, "max_position_embeddings", None),
     )
 
