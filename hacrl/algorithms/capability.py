@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Literal, Self, TypedDict
+from typing import Literal, Self, TypedDict, cast
 
 import torch
 from torch import Tensor
@@ -74,12 +74,13 @@ class CapabilityTracker:
         """The memory as JSON types, so that a resumed run estimates what an unbroken one would."""
         return {"score": self._score, "history": {agent: list(history) for agent, history in self._history.items()}}
 
-    def load_state_dict(self, state: CapabilityState | Mapping[str, object]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Take over a stored memory; of a longer one the newest `window` steps.
 
         Raises ValueError, and changes nothing, if it belongs to other agents or to another score.
         """
-        score, stored = state.get("score"), state.get("history")
+        score = state.get("score")
+        stored = cast("Mapping[str, Sequence[float]] | None", state.get("history"))
         if score != self._score:
             raise ValueError(f"stored capability: kept by score {score!r}, but this run uses {self._score!r}")
         if not isinstance(stored, Mapping) or set(stored) != set(self._history):
@@ -105,7 +106,7 @@ def capability_ratios(capability_A: Tensor, *, ratio_min: float, ratio_max: floa
             f"got {capability_A.dtype} {tuple(capability_A.shape)}"
         )
     if bool((capability_A < 0).any()) or bool(capability_A.isinf().any()):
-        raise ValueError(f"capability_A: expected finite numbers of at least 0, got {capability_A.tolist()}")
+        raise ValueError(f"capability_A: expected finite numbers of at least 0, got {capability_A}")
     if not 0 < ratio_min <= 1 <= ratio_max:
         raise ValueError(f"expected 0 < ratio_min <= 1 <= ratio_max, got ratio_min={ratio_min}, ratio_max={ratio_max}")
     ratio_LA = (capability_A.unsqueeze(0) / capability_A.unsqueeze(1)).clamp(ratio_min, ratio_max)

@@ -78,7 +78,7 @@ def advantages(rewards_PAG: Tensor, ratio_LA: Tensor, *, epsilon: float) -> tupl
     check_rewards(rewards_PAG)
     check_shape("ratio_LA", ratio_LA, (rewards_PAG.shape[1], rewards_PAG.shape[1]))
     if not bool((ratio_LA > 0).all()):
-        raise ValueError(f"ratio_LA: expected ratios above 0, got {ratio_LA.tolist()}")
+        raise ValueError(f"ratio_LA: expected ratios above 0, got {ratio_LA}")
     learners = [
         learner_advantages(rewards_PAG, ratio_A, learner, epsilon=epsilon) for learner, ratio_A in enumerate(ratio_LA)
     ]
