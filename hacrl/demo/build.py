@@ -36,7 +36,7 @@ from transformers import (
 
 from hacrl.demo import AGENTS_DIRECTORY
 from hacrl.demo.reward import demo_reward
-from hacrl.demo.tasks import Operation, problem, tasks
+from hacrl.demo.tasks import Operation, heldout_tasks, problem
 
 LONGEST_TEXT = 128
 PRETRAINING_SEED = 1_000_000
@@ -182,7 +182,7 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> PreTraine
 
 
 def batches(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Batches of (token ids, targets), both of shape (batch, tokens); targets are -100 on the prompt and the padding."""
+    """Batches of token ids and targets, both (batch, tokens); targets are -100 on the prompt and the padding."""
     generator = random.Random(recipe.seed)
     index = 0
     for step in range(recipe.clean_steps + recipe.mistaken_steps):
@@ -230,7 +230,8 @@ def pretrain(recipe: Recipe, model: PreTrainedModel, tokenizer: PreTrainedTokeni
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if step % 50 == 49:
-            print(f"{recipe.name} step {step + 1} loss {loss.item():.4f} {time.monotonic() - started:.0f} s", flush=True)
+            seconds = time.monotonic() - started
+            print(f"{recipe.name} step {step + 1} loss {loss.item():.4f} {seconds:.0f} s", flush=True)
 
 
 @torch.no_grad()
@@ -240,7 +241,7 @@ def heldout_accuracy(
     """Share of right sampled answers (temperature 1) to `count` held-out tasks, by kind of question and in all."""
     model.eval()
     torch.manual_seed(seed)
-    drawn = tasks("heldout", count=count)
+    drawn = heldout_tasks(count=count)
     prompts = [
         tokenizer.apply_chat_template(list(one.prompt), add_generation_prompt=True, tokenize=False) for one in drawn
     ]

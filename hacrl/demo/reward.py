@@ -16,7 +16,11 @@ def final_answer(text: str) -> str | None:
 
 
 def demo_reward(
-    prompts: Sequence[Any], completions: Sequence[Any], *, answer: Sequence[str], **columns: Any
+    prompts: Sequence[Any],  # noqa: ARG001
+    completions: Sequence[Any],
+    *,
+    answer: Sequence[str],
+    **columns: Any,  # noqa: ARG001
 ) -> list[float]:
     """1.0 where a completion ends in `#### ` and its task's answer, else 0.0.
 

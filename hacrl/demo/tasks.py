@@ -128,12 +128,23 @@ def task(split: Split, seed: int, index: int) -> Task:
     )
 
 
-def tasks(split: Split, *, count: int, seed: int = 0) -> tuple[Task, ...]:
-    """The first `count` tasks of the stream `seed` of a split, without repeated questions."""
+def tasks(split: Split, *, count: int, seed: int) -> list[Task]:
+    """The first `count` tasks of the stream `seed` of a split that ask different questions."""
     found: dict[str, Task] = {}
     index = 0
     while len(found) < count:
-        drawn = task(split, seed, index)
-        found.setdefault(drawn.prompt[0]["content"], drawn)  # type: ignore[index]
+        question = problem(split, seed, index).question
+        if question not in found:
+            found[question] = task(split, seed, index)
         index += 1
-    return tuple(found.values())
+    return list(found.values())
+
+
+def train_tasks(*, count: int, seed: int = 0) -> list[Task]:
+    """Tasks to train on."""
+    return tasks("train", count=count, seed=seed)
+
+
+def heldout_tasks(*, count: int, seed: int = 0) -> list[Task]:
+    """Tasks to evaluate on; their questions occur neither in training nor in the agents' pretraining."""
+    return tasks("heldout", count=count, seed=seed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hacrl.demo.reward import demo_reward, final_answer
-from hacrl.demo.tasks import KINDS, Problem, problem, split_of, task, tasks
+from hacrl.demo.tasks import KINDS, Problem, heldout_tasks, problem, split_of, task, train_tasks
 
 
 def test_a_task_is_a_pure_function_of_split_seed_and_index() -> None:
@@ -24,11 +24,12 @@ def test_training_and_heldout_questions_are_disjoint() -> None:
 
 
 def test_tasks_do_not_repeat_a_question() -> None:
-    drawn = tasks("heldout", count=300)
+    drawn = heldout_tasks(count=300)
     assert len(drawn) == 300
     assert len({one.prompt[0]["content"] for one in drawn}) == 300
     assert len({one.id for one in drawn}) == 300
-    assert tasks("heldout", count=10) == drawn[:10]
+    assert heldout_tasks(count=10) == drawn[:10]
+    assert train_tasks(count=10, seed=1) != train_tasks(count=10, seed=2)
 
 
 def test_every_kind_is_drawn_about_equally_often() -> None:
