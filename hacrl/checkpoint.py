@@ -178,8 +178,25 @@ class CheckpointStore:
                 f"{final}: the checkpoint is damaged right after it was written ({error}); no earlier checkpoint was "
                 f"removed; check the disk"
             ) from error
-        self._prune(keep_last, keep_best)
+        self.prune(keep_last=keep_last, keep_best=keep_best)
         return saved
+
+    def prune(self, *, keep_last: int, keep_best: bool) -> None:
+        """Remove all but the `keep_last` newest complete checkpoints, and the best one if `keep_best`."""
+        complete = self.steps()
+        keep = set(complete[-keep_last:])
+        if keep_best:
+            keep.update(self._by_score()[:1])
+        # Damaged ones go as well, once as many complete ones are newer.
+        for step in self._steps():
+            if step < complete[-1] and step not in keep:
+                try:
+                    self._discard(self.path / step_name(step))
+                except OSError as error:
+                    # The new checkpoint is safe; an old one too many is no reason to stop the run.
+                    warnings.warn(
+                        f"{self.path}: {step_name(step)} could not be removed: {error}", RuntimeWarning, stacklevel=3
+                    )
 
     def remove_after(self, step: int) -> None:
         """Remove all later checkpoints, complete or damaged, newest first, so that a crash in between leaves the
@@ -275,22 +292,6 @@ class CheckpointStore:
             return []
         matches = (_STEP_FOLDER.fullmatch(entry.name) for entry in self.path.iterdir())
         return sorted((int(match[1]) for match in matches if match), reverse=newest_first)
-
-    def _prune(self, keep_last: int, keep_best: bool) -> None:
-        complete = self.steps()
-        keep = set(complete[-keep_last:])
-        if keep_best:
-            keep.update(self._by_score()[:1])
-        # Damaged ones go as well, once as many complete ones are newer.
-        for step in self._steps():
-            if step < complete[-1] and step not in keep:
-                try:
-                    self._discard(self.path / step_name(step))
-                except OSError as error:
-                    # The new checkpoint is safe; an old one too many is no reason to stop the run.
-                    warnings.warn(
-                        f"{self.path}: {step_name(step)} could not be removed: {error}", RuntimeWarning, stacklevel=3
-                    )
 
     def _discard(self, folder: Path) -> None:
         # Renamed first: a deletion that is cut short must not look like a damaged checkpoint.

@@ -7,21 +7,33 @@ import re
 from collections.abc import Iterable
 from typing import Any, cast
 
-from omegaconf import OmegaConf
+import yaml
 
 from hacrl.config import RunConfig
 
 # These do not alter what a run computes. The last three do not alter it either but for the rounding of sums; they are
 # what a person has to change after running out of memory or moving to other hardware.
 _FREE_KEYS = re.compile(
-    r"output|checkpoint\..+|verification\.workers"
+    r"output|export|checkpoint\..+|verification\.workers"
     r"|agents\.\d+\.(device|micro_batch_tokens|gradient_checkpointing)"
 )
 
 
 def config_yaml(config: RunConfig) -> str:
     """The resolved configuration as YAML that `load_config` reads back to an equal one."""
-    return OmegaConf.to_yaml(OmegaConf.create(_escaped(config.model_dump(mode="json"))))
+    return yaml.dump(_escaped(config.model_dump()), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes every text but plain words. PyYAML would write `1e-6` or a lone U+0085 in a way that OmegaConf, which
+    reads more things as numbers, reads back as something else."""
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        plain = re.fullmatch(r"[A-Za-z/][\w/. -]*", text, re.ASCII)
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=None if plain else '"')
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
 
 
 def _escaped(value: Any) -> Any:
@@ -37,7 +49,7 @@ def _escaped(value: Any) -> Any:
 
 def differences(before: RunConfig, now: RunConfig) -> dict[str, tuple[Any, Any]]:
     """Dotted keys whose values differ, each with the old and the new one."""
-    old, new = (dict(_flat(config.model_dump(mode="json"), "")) for config in (before, now))
+    old, new = (dict(_flat(config.model_dump(), "")) for config in (before, now))
     missing = "(not set)"
     return {
         key: (old.get(key, missing), new.get(key, missing))

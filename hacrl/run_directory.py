@@ -241,6 +241,8 @@ class RunDirectory:
         try:
             self.checkpoints.remove_leftovers()
             self.checkpoints.remove_after(step)
+            # A process killed between saving its last checkpoint and pruning leaves this to its successor.
+            self.checkpoints.prune(keep_last=self._policy.keep_last, keep_best=self._policy.keep_best)
             for file in (*self.path.glob(".tmp-*"), *(self.path / _ROLLOUTS).glob(".tmp-*")):
                 file.unlink()
             for file in (self.path / _ROLLOUTS).glob("step-*.jsonl"):
