@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable
 from typing import Literal
 
 FinalAnswer = Literal["auto", "boxed", "tag", "hash", "last_line", "whole"]
 
 _BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
+
+
+def last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    """The last match of a pattern in a text."""
+    return next(iter(deque(pattern.finditer(text), maxlen=1)), None)
 
 
 def last_boxed(text: str) -> str | None:

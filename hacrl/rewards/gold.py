@@ -34,25 +34,33 @@ def gold_scores(verifier: Verifier, tasks: Sequence[Task], n: int) -> list[GoldS
     False are the ones to report.
 
     Raises:
-        RewardError: as `Verifier.verify`; also where a reference cannot be read for every task.
+        RewardError: as `Verifier.verify`.
     """
     scored: list[GoldScore] = []
     for reward in verifier.rewards.rewards:
         if reward.gold is None:
             continue
-        pairs = [(task, text) for task in tasks[:n] if (text := reward.call(reward.gold, task.columns)) is not None]
+        pairs: list[tuple[Task, str]] = []
+        for task in tasks[:n]:
+            try:
+                text = reward.call(reward.gold, task.columns)
+            except Exception as error:
+                detail = f"{type(error).__name__}: {error}"
+                scored.append(_gold_score(task.id, reward.name, "", None, "exception", detail))
+                continue
+            if text is not None:
+                pairs.append((task, text))
         # Each text as a task of its own: one whose reference is broken must not be mixed up with the others.
         judged = [replace(task, id=f"{task.id}#{position}") for position, (task, _) in enumerate(pairs)]
         verdicts = verifier.verify(judged, [text for _, text in pairs])
         scored += [
-            GoldScore(
-                task_id=task.id,
-                function=reward.name,
-                completion=text,
-                score=verdict.scores[reward.name],
-                cause=verdict.unscored.get(reward.name),
-                detail=verdict.detail,
-            )
-            for (task, text), verdict in zip(pairs, verdicts, strict=True)
+            _gold_score(task.id, reward.name, text, v.scores[reward.name], v.unscored.get(reward.name), v.detail)
+            for (task, text), v in zip(pairs, verdicts, strict=True)
         ]
     return scored
+
+
+def _gold_score(
+    task_id: str, function: str, completion: str, score: float | None, cause: UnscoredCause | None, detail: str | None
+) -> GoldScore:
+    return GoldScore(task_id=task_id, function=function, completion=completion, score=score, cause=cause, detail=detail)

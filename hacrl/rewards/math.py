@@ -140,7 +140,7 @@ def equal(reference: str, answer: str) -> bool:
 
 
 def clean(text: str) -> str:
-    r"""An answer without what does not belong to it: markup, delimiters, a final full stop, `%`; with LaTeX spelling."""
+    """An answer in LaTeX spelling, without what does not belong to it: markup, delimiters, full stop, percent sign."""
     text = text.translate(_SYMBOLS).strip().strip("*_`").strip()
     wrapped = _MATH_SPAN.fullmatch(text)
     if wrapped:
@@ -162,9 +162,7 @@ def _find(text: str, final_answer: extraction.FinalAnswer) -> str | None:
     boxed = extraction.last_boxed(text)
     if boxed is not None:
         return boxed
-    marker = None
-    for marker in _MARKER.finditer(text):
-        pass
+    marker = extraction.last_match(_MARKER, text)
     if marker is not None:
         line = text[marker.end() :].strip().strip("*_").strip().partition("\n")[0]
         if line:
@@ -187,11 +185,8 @@ def _statement(line: str) -> str | None:
 
 def _last_expression(text: str) -> str | None:
     """The formula or number that ends last."""
-    span = number = None
-    for span in _MATH_SPAN.finditer(text):
-        pass
-    for number in _LAST_NUMBER.finditer(text):
-        pass
+    span = extraction.last_match(_MATH_SPAN, text)
+    number = extraction.last_match(_LAST_NUMBER, text)
     if span is not None and (number is None or span.end() >= number.end()):
         return next(group for group in span.groups() if group is not None).strip() or None
     return number.group() if number is not None else None
@@ -290,24 +285,28 @@ def _too_large(expression: Any) -> bool:
     if not hasattr(expression, "args"):
         return False
     for node in preorder_traversal(expression):
-        if isinstance(node, factorial) and not (node.args[0].is_Number and abs(node.args[0]) <= MAX_FACTORIAL):
-            if not node.free_symbols:
-                return True
-        elif isinstance(node, Pow) and not node.free_symbols and _digits(node) > MAX_DIGITS:
+        if node.free_symbols:
+            continue
+        if isinstance(node, factorial) and _size(node.args[0]) > MAX_FACTORIAL:
+            return True
+        if isinstance(node, Pow) and _digits(node) > MAX_DIGITS:
             return True
     return False
 
 
 def _digits(expression: Any) -> float:
-    """An upper bound of |log10| of a number; infinite where a tower of powers leaves none."""
+    """About the largest that |log10| of a number can be; infinite where a tower of powers leaves no bound."""
     from math import inf, log10
 
-    from sympy import Pow
+    from sympy import Pow, factorial
 
+    if isinstance(expression, factorial):
+        count = _size(expression.args[0])
+        return max(_digits(expression.args[0]), 1.0) * count if count < inf else inf
     if isinstance(expression, Pow):
         base, exponent = expression.args
         power = _size(exponent)
-        return (max(_digits(base), 1.0) * power) if power < inf else inf
+        return max(_digits(base), 1.0) * power if power < inf else inf
     if expression.is_Rational:
         return max(_integer_digits(expression.p), _integer_digits(expression.q))
     if expression.is_Float:
@@ -341,8 +340,9 @@ def _close(right: Any, given: Any) -> bool:
         return len({a for a, _ in pairs}) == len(right.args) and len({b for _, b in pairs}) == len(given.args)
     if not (isinstance(right, Expr) and isinstance(given, Expr)) or right.free_symbols or given.free_symbols:
         return True
-    a, b = right.evalf(30), given.evalf(30)
-    scale = max(abs(a), abs(b))
+    a: Any = right.evalf(30)
+    b: Any = given.evalf(30)
+    scale: Any = max(abs(a), abs(b))
     if not (scale.is_number and scale.is_finite) or scale == 0:
         return True
     tolerance = DECIMAL_TOLERANCE if right.has(Float) or given.has(Float) else EXACT_TOLERANCE

@@ -70,9 +70,7 @@ def _chosen(text: str) -> str | None:
         # Two letters in one frame choose nothing.
         return inside[0] if len(set(inside)) == 1 else None
     for pattern in (_MARKED, _LONE):
-        last = None
-        for last in pattern.finditer(text):
-            pass
+        last = extraction.last_match(pattern, text)
         if last is not None and last.group(1).isupper():
             return last.group(1)
     return None

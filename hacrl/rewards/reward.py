@@ -115,6 +115,10 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 def _find(spec: RewardSpec, place: str) -> tuple[RewardSpec, Any, str]:
     source = str(spec.function)
     if source in BUILT_INS:
+        if source == "reasoning_gym" and importlib.util.find_spec(source) is None:
+            raise RewardError(
+                f"{place}: the reasoning-gym package is not installed; pip install 'hacrl[reasoning-gym]'"
+            )
         module = importlib.import_module(f"hacrl.rewards.{source}")
         return spec, getattr(module, source), source
     module_name, colon, attribute = source.rpartition(":")

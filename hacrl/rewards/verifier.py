@@ -32,7 +32,8 @@ class Verifier:
 
     The texts of one task go to a reward function in one call, so functions that compare them work. A call that times
     out, kills its worker or raises is repeated text by text, each with the full limit, and only the texts that fail
-    alone stay unscored; a function that compares texts then sees one at a time.
+    alone stay unscored; a function that compares texts then sees one at a time. (A worker that leaves with exit code 0
+    in the middle of a call is missed only when the time is up, and counts as a timeout.)
 
     Args:
         rewards: from `load_rewards`.
