@@ -79,9 +79,10 @@ class Encoder:
         """
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
+            kind = type(cast(object, tokenizer)).__name__
             raise ModelError(
-                f"agent {name}: tokenizer {type(tokenizer).__name__} has no fast (tokenizers) backend; set `tokenizer` "
-                f"to a repository or folder with a tokenizer.json"
+                f"agent {name}: tokenizer {kind} has no fast (tokenizers) backend; set `tokenizer` to a repository or "
+                f"folder with a tokenizer.json"
             )
         self.tokenizer = tokenizer
         self.context_length = context_length
@@ -260,7 +261,7 @@ class Encoder:
         """A copy for text in the middle of a sequence: without added spaces, special tokens or their names."""
         backend = _copy(json.dumps(_without_dummy_prefix(json.loads(serialised))))
         added = backend.get_added_tokens_decoder()
-        backend.add_special_tokens([added[id_] for id_ in self.stop_token_ids if id_ in added])
+        cast(Any, backend).add_special_tokens([added[id_] for id_ in self.stop_token_ids if id_ in added])
         backend.encode_special_tokens = True
         return backend
 
@@ -345,7 +346,7 @@ class _GenerationSettings:
 
 def _generation_settings(agent: AgentConfig, arguments: Mapping[str, Any]) -> _GenerationSettings:
     from transformers import AutoConfig
-    from transformers.utils import cached_file
+    from transformers.utils import hub
 
     gguf = {} if agent.gguf_file is None else {"gguf_file": agent.gguf_file}
     try:
@@ -358,7 +359,7 @@ def _generation_settings(agent: AgentConfig, arguments: Mapping[str, Any]) -> _G
     text_config = config.get_text_config()
     generation = {key: getattr(text_config, key, None) for key in ("eos_token_id", "pad_token_id")}
     try:
-        path = cast(Any, cached_file)(agent.model, "generation_config.json", revision=agent.revision)
+        path = cast(Any, hub).cached_file(agent.model, "generation_config.json", revision=agent.revision)
         # Not through GenerationConfig: it refuses the lists that some published files hold.
         generation |= json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError):  # the file is optional; without it generation goes by the model's config

@@ -121,8 +121,9 @@ def _dotted_names(features: Mapping[str, Any], prefix: str = "") -> Iterator[str
 
 
 def _load(config: DatasetConfig, *, name: str) -> Any:
-    import datasets
+    import datasets as library
 
+    datasets = cast(Any, library)
     path = Path(config.dataset).expanduser()
     split = config.split
     try:

@@ -27,7 +27,9 @@ class FunctionRows:
                 f"{name}: {config.function} failed with arguments {config.arguments}: {type(error).__name__}: {error}"
             ) from error
         if not isinstance(result, Iterable) or isinstance(result, str | bytes | Mapping):
-            raise TaskError(f"{name}: {config.function} returned {type(result).__name__}; return a list of hacrl.Task")
+            raise TaskError(
+                f"{name}: {config.function} returned {type(cast(object, result)).__name__}; return a list of hacrl.Task"
+            )
         self._tasks = list(cast(Iterable[object], result))
 
     def __len__(self) -> int:

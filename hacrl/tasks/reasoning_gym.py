@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from hacrl.config import ReasoningGymConfig
 from hacrl.errors import TaskError
@@ -41,9 +41,9 @@ class ReasoningGymRows:
             raise TaskError(
                 f"{self.place(index)} cannot be made: {type(error).__name__}: {error}; change the arguments"
             ) from error
-        metadata = entry.get("metadata") or {}
-        generator = metadata.get("source_dataset", self._generator) if self._generator == "composite" else None
-        columns = {
+        metadata: dict[str, Any] = entry.get("metadata") or {}
+        generator = metadata.get("source_dataset") if self._generator == "composite" else None
+        columns: dict[str, Any] = {
             "answer": entry.get("answer"),
             "metadata": metadata,
             "entry": entry,
@@ -54,19 +54,23 @@ class ReasoningGymRows:
 
 def _create(config: ReasoningGymConfig, *, name: str) -> Any:
     try:
-        from reasoning_gym.composite import DatasetSpec
-        from reasoning_gym.factory import DATASETS, create_dataset
+        from reasoning_gym import composite, factory
     except ImportError as error:
         raise TaskError(
             f"{name}: the generator {config.reasoning_gym!r} needs the reasoning-gym package ({error}); "
             f"pip install 'hacrl[reasoning-gym]'"
         ) from error
+    known_generators = cast(Mapping[str, tuple[Any, Any]], cast(Any, factory).DATASETS)
     generator, arguments = config.reasoning_gym, dict(config.arguments)
-    if generator not in DATASETS:
-        close = difflib.get_close_matches(generator, list(DATASETS), n=3)
-        remedy = f"did you mean {' or '.join(map(repr, close))}?" if close else f"known: {', '.join(sorted(DATASETS))}"
+    if generator not in known_generators:
+        close = difflib.get_close_matches(generator, known_generators, n=3)
+        remedy = (
+            f"did you mean {' or '.join(map(repr, close))}?"
+            if close
+            else f"known: {', '.join(sorted(known_generators))}"
+        )
         raise TaskError(f"{name}: reasoning-gym has no generator {generator!r}; {remedy}")
-    known = sorted({field.name for field in dataclasses.fields(DATASETS[generator][1])} - {"size", "seed"})
+    known = sorted({field.name for field in dataclasses.fields(known_generators[generator][1])} - {"size", "seed"})
     for key in arguments:
         if key in ("size", "seed"):
             raise TaskError(
@@ -78,8 +82,9 @@ def _create(config: ReasoningGymConfig, *, name: str) -> Any:
             raise TaskError(f"{name}: {generator} has no argument {key!r}; {remedy}")
     try:
         if generator == "composite":
-            arguments["datasets"] = [DatasetSpec(**spec) for spec in arguments.get("datasets") or []]
-        return create_dataset(generator, **arguments, size=config.size, seed=config.seed)
+            parts = cast(list[dict[str, Any]], arguments.get("datasets") or [])
+            arguments["datasets"] = [composite.DatasetSpec(**part) for part in parts]
+        return cast(Any, factory).create_dataset(generator, **arguments, size=config.size, seed=config.seed)
     except Exception as error:  # wrong values surface as assertions, type, value or attribute errors
         raise TaskError(
             f"{name}: {generator} refuses the arguments {config.arguments}: {type(error).__name__}: {error}; its "
