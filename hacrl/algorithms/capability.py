@@ -52,7 +52,7 @@ class CapabilityTracker:
         """Add one training step. rewards_PAG (P, A, G), NaN = missing; raises ValueError if A is not the agents'."""
         check_rewards(rewards_PAG)
         check_shape("rewards_PAG", rewards_PAG, (rewards_PAG.shape[0], len(self._history), rewards_PAG.shape[2]))
-        rewards_APG = rewards_PAG.detach().to("cpu", torch.float64).transpose(0, 1)
+        rewards_APG = rewards_PAG.double().transpose(0, 1)
         for history, rewards_PG in zip(self._history.values(), rewards_APG, strict=True):
             scored = rewards_PG[~rewards_PG.isnan()]
             if scored.numel() > 0:

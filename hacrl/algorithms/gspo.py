@@ -120,7 +120,7 @@ def own_credit(rewards_PAG: Tensor, allowed_LA: Tensor, *, epsilon: float) -> Cr
     check_rewards(rewards_PAG)
     authors = rewards_PAG.shape[1]
     check_shape("allowed_LA", allowed_LA, (authors, authors))
-    own_LA = torch.eye(authors, dtype=torch.bool, device=rewards_PAG.device) & allowed_LA.bool()
+    own_LA = torch.diag_embed(allowed_LA.bool().diagonal())
     values_PAG, baselines_PA = advantages(rewards_PAG, epsilon=epsilon)
     baselines_LP = torch.where(own_LA.diagonal().unsqueeze(1), baselines_PA.T, torch.nan)
     return Credit(

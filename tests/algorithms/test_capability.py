@@ -38,6 +38,11 @@ def test_mean_runs_over_steps_not_over_rollouts() -> None:
     assert capability.estimate().tolist() == [0.625, 0.5]
 
 
+def test_scores_are_averaged_in_double_precision() -> None:
+    step = torch.tensor([[[1.0, 2.0**-30], [0.0, 1.0]]], dtype=torch.float32)
+    assert tracker(score="mean").observe(step).estimate().tolist() == [0.5 + 2.0**-31, 0.5]
+
+
 def test_every_prompt_of_a_step_counts() -> None:
     step = torch.tensor([[[1.0, 1.0], [0.0, 0.0]], [[0.0, 1.0], [0.0, 1.0]]])
     assert tracker().observe(step).estimate().tolist() == [0.75, 0.25]
@@ -131,7 +136,7 @@ def test_limits_of_the_settings_are_allowed() -> None:
 @pytest.mark.parametrize("shape", [(1, 3, 2), (2, 1, 2), (2, 2)])
 def test_rewards_of_other_agents_are_refused(shape: tuple[int, ...]) -> None:
     capability = tracker()
-    with pytest.raises(ValueError, match="rewards_PAG"):
+    with pytest.raises(ValueError, match="^rewards_PAG: expected"):
         capability.observe(torch.ones(shape))
     assert capability.estimate().isnan().all()
 
