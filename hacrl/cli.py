@@ -251,6 +251,7 @@ def _told_errors() -> Iterator[None]:
         console.print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
         raise typer.Exit(FAULTY if isinstance(error, ConfigError) else FAILED) from None
     except KeyboardInterrupt:
+        Console(stderr=True).print("interrupted")
         raise typer.Exit(INTERRUPTED + signal.SIGINT) from None
 
 

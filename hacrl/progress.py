@@ -41,8 +41,9 @@ PHASES = {
     "export": "exporting",
 }
 BARS = "▁▂▃▄▅▆▇█"
-# Columns from which the live view also shows what matters second.
+# Width from which the live view also shows what matters second, and below which it shows the most important alone.
 WIDE = 100
+NARROW = 76
 # An ETA from one slow first step would be far off; one from all steps would miss that answers grow longer.
 ETA_STEPS = 20
 MOST_PAIRS = 12
@@ -249,8 +250,9 @@ class LiveView:
         table.add_column("reward", justify="right")
         table.add_column("", no_wrap=True)
         table.add_column("held-out (mean of splits)" if several and wide else "held-out", no_wrap=True)
-        table.add_column("tokens", justify="right")
-        table.add_column("cut off", justify="right")
+        if width >= NARROW:
+            table.add_column("tokens", justify="right")
+            table.add_column("cut off", justify="right")
         if wide:
             for name in ("entropy", "grad norm", "learning rate"):
                 table.add_column(name, justify="right")
@@ -262,9 +264,12 @@ class LiveView:
                 Text(_number(latest.get(f"{own}/reward/mean")), style="bold"),
                 Text(sparkline(self.history.series(f"{own}/reward/mean"), trend), style="cyan"),
                 _held_out(self.history.held_out(agent.name)),
-                Text(_number(latest.get(f"{own}/completion_tokens_mean"), "{:.0f}")),
-                Text(_number(latest.get(f"{own}/truncated_rate"), "{:.0%}")),
             ]
+            if width >= NARROW:
+                row += [
+                    Text(_number(latest.get(f"{own}/completion_tokens_mean"), "{:.0f}")),
+                    Text(_number(latest.get(f"{own}/truncated_rate"), "{:.0%}")),
+                ]
             if wide:
                 row += [
                     Text(_number(latest.get(f"{own}/entropy"), "{:.2f}")),
@@ -275,50 +280,42 @@ class LiveView:
         return table
 
     def _pairs(self, pairs: Sequence[tuple[str, str]], width: int) -> RenderableType:
-        wide = width >= WIDE
         table = _table()
-        table.add_column("learner ← author", no_wrap=True, overflow="ellipsis", max_width=44 if wide else 26)
-        table.add_column("rows", justify="right")
-        table.add_column("dropped", justify="right")
-        table.add_column("ratio s", justify="right")
-        table.add_column("in band", justify="right")
-        table.add_column("omega", justify="right")
-        table.add_column("weight", justify="right")
-        if wide:
-            table.add_column("below", justify="right")
-            table.add_column("above", justify="right")
-            table.add_column("eff. rows", justify="right")
-        for learner, author in pairs[:MOST_PAIRS]:
-            values = {
-                name: self.history.latest.get(f"pair/{learner}/{author}/{name}")
-                for name in (
-                    "rows s_mean inside_share omega weight_share below_share above_share effective_sample_size"
-                ).split()
+        table.add_column(
+            "learner ← author", no_wrap=True, overflow="ellipsis", max_width=44 if width >= WIDE else 22
+        )
+        columns = {
+            "ratio s": ("s_mean", "{:.3f}"),
+            "in band": ("inside_share", "{:.0%}"),
+            "omega": ("omega", "{:.2f}"),
+        }
+        if width >= NARROW:
+            columns = {"rows": ("rows", "{:.0f}"), "dropped": ("dropped", "{:.0f}"), **columns}
+            columns |= {"weight": ("weight_share", "{:.0%}")}
+        if width >= WIDE:
+            columns |= {
+                "below": ("below_share", "{:.0%}"),
+                "above": ("above_share", "{:.0%}"),
+                "eff. rows": ("effective_sample_size", "{:.0f}"),
             }
-            row = [
-                f"{learner} ← {author}",
-                _number(values["rows"], "{:.0f}"),
-                _number(self._dropped(learner, author), "{:.0f}"),
-                _number(values["s_mean"]),
-                _number(values["inside_share"], "{:.0%}"),
-                _number(values["omega"], "{:.2f}"),
-                _number(values["weight_share"], "{:.0%}"),
-            ]
-            if wide:
-                row += [
-                    _number(values["below_share"], "{:.0%}"),
-                    _number(values["above_share"], "{:.0%}"),
-                    _number(values["effective_sample_size"], "{:.0f}"),
-                ]
-            table.add_row(*map(Text, row))
+        for name in columns:
+            table.add_column(name, justify="right")
+        for learner, author in pairs[:MOST_PAIRS]:
+            values = self._pair(learner, author)
+            figures = (_number(values.get(name), form) for name, form in columns.values())
+            table.add_row(Text(f"{learner} ← {author}"), *figures)
         if len(pairs) > MOST_PAIRS:
             table.add_row(Text(f"and {len(pairs) - MOST_PAIRS} more pairs", style="dim"))
         return table
 
-    def _dropped(self, learner: str, author: str) -> float | None:
-        start = f"pair/{learner}/{author}/dropped/"
-        counts = [value for name, value in self.history.latest.items() if name.startswith(start)]
-        return sum(counts) if counts else None
+    def _pair(self, learner: str, author: str) -> dict[str, float]:
+        """The pair's latest metrics by their last part; `dropped` is the sum over causes."""
+        start = f"pair/{learner}/{author}/"
+        values = {
+            name.removeprefix(start): value for name, value in self.history.latest.items() if name.startswith(start)
+        }
+        drops = [value for name, value in values.items() if name.startswith("dropped/")]
+        return {**values, **({"dropped": sum(drops)} if drops else {})}
 
     def _foot(self) -> Iterator[RenderableType]:
         latest = self.history.latest
@@ -412,29 +409,29 @@ def _training_table(history: RunHistory) -> RenderableType:
 
 
 def evaluation_table(entries: Sequence[Evaluation]) -> RenderableType:
-    """Every figure of one evaluation."""
-    splits = list(dict.fromkeys(entry["split"] for entry in entries))
-    several = len(splits) > 1
+    """Every figure of one evaluation; `avg@k` with its 95 % interval over tasks."""
+    several = len({entry["split"] for entry in entries}) > 1
+    unscored = any(entry["unscored"] for entry in entries)
     k = entries[0]["k"] if entries else 0
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("agent", no_wrap=True, overflow="ellipsis")
+    table = Table(box=box.SIMPLE_HEAD, title=f"{k} answers to each task", title_justify="left", pad_edge=False)
+    table.add_column("agent", no_wrap=True, overflow="ellipsis", max_width=24)
     if several:
-        table.add_column("tasks", no_wrap=True, overflow="ellipsis")
-    for name in ("n", f"avg@{k}", f"best@{k}", f"maj@{k}", "cut off", "no answer", "unscored", "tokens"):
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("source", no_wrap=True, overflow="ellipsis", max_width=16)
+    names = ("tasks", f"avg@{k}", f"best@{k}", f"maj@{k}", "cut off", "no answer", "tokens")
+    for name in (*names, "unscored") if unscored else names:
+        table.add_column(name, justify="right", no_wrap=name.startswith("avg"))
     for entry in entries:
-        table.add_row(
-            Text(entry["agent"]),
-            *([Text(entry["split"])] if several else []),
+        cells = [
             str(entry["tasks"]),
             _accuracy(entry),
             _number(entry["best@k"]),
             _number(entry["maj@k"]),
             _number(entry["truncated_rate"], "{:.0%}"),
             _number(entry["parse_failure_rate"], "{:.0%}"),
-            str(entry["unscored"]),
             _number(entry["mean_tokens"], "{:.0f}"),
-        )
+            *([str(entry["unscored"])] if unscored else []),
+        ]
+        table.add_row(Text(entry["agent"]), *([Text(entry["split"])] if several else []), *cells)
     return table
 
 

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hacrl.check.batches import BatchArithmetic, batch_arithmetic
-from hacrl.check.gold import GoldScores, gold_answer, gold_scores, spread
+from hacrl.check.gold import GoldReport, gold_reports, spread
 from hacrl.check.memory import AgentMemory, DeviceMemory, estimate_memory
 from hacrl.check.pairs import PairReport, pair_reports, template_kind, token_text
 from hacrl.config import AgentConfig, RunConfig
 from hacrl.encode import Encoder
 from hacrl.policy import resolve_device, resolve_dtype
 from hacrl.preflight import Prepared, prepare
-from hacrl.rewards import RewardSet
 from hacrl.tasks import overlap
 from hacrl.types import Task
 
@@ -69,7 +68,7 @@ class CheckReport:
     sources: tuple[SourceReport, ...]
     epochs: float
     batches: tuple[BatchArithmetic, ...]
-    gold: tuple[GoldScores, ...]
+    gold: tuple[GoldReport, ...]
     evaluation: tuple[EvaluationReport, ...]
     evaluated_steps: tuple[int, ...]
     pairs: tuple[PairReport, ...]
@@ -85,9 +84,9 @@ def check_run(config: RunConfig) -> CheckReport:
     memory, devices = estimate_memory(config)
     agents = tuple(_agent(config, agent, prepared.encoders[agent.name], tried) for agent in config.agents)
     sources = tuple(_sources(prepared))
-    gold = tuple(gold_scores(config, prepared.rewards, prepared.train))
+    gold = tuple(gold_reports(config, prepared.rewards, tried))
     pairs = tuple(
-        pair_reports(config, prepared.encoders, [_said(task) for task in tried], _answers(prepared.rewards, tried))
+        pair_reports(config, prepared.encoders, [_said(task) for task in tried], _answers(gold, tried))
     )
     epochs = config.steps * config.prompts_per_step / len(prepared.train)
     return CheckReport(
@@ -164,17 +163,10 @@ def _said(task: Task) -> str:
     return "\n\n".join(message["content"] for message in task.prompt)
 
 
-def _answers(rewards: RewardSet, tasks: Sequence[Task]) -> list[str]:
+def _answers(gold: Sequence[GoldReport], tasks: Sequence[Task]) -> Sequence[str]:
     """Reference answers as completions; the bare `answer` column where no reward function can write one."""
-    answers = []
-    for task in tasks:
-        written = [answer for reward in rewards.rewards if (answer := gold_answer(reward, task)) is not None]
-        bare = task.columns.get("answer")
-        if written:
-            answers.append(written[0])
-        elif isinstance(bare, str):
-            answers.append(bare)
-    return answers
+    written = next((report.answers for report in gold if report.answers), ())
+    return written or [task.columns["answer"] for task in tasks if isinstance(task.columns.get("answer"), str)]
 
 
 # ---------------------------------------------------------------- warnings
@@ -184,7 +176,7 @@ def _warnings(
     config: RunConfig,
     agents: Sequence[AgentReport],
     sources: Sequence[SourceReport],
-    gold: Sequence[GoldScores],
+    gold: Sequence[GoldReport],
     pairs: Sequence[PairReport],
     devices: Sequence[DeviceMemory],
 ) -> Iterator[str]:
