@@ -88,10 +88,13 @@ def _train(path: Path, config: RunConfig) -> int:
                 )
             )
             if step % config.checkpoint.every == 0 or step == config.steps:
-                text = weights
+
+                def write(folder: Path, text: str = weights) -> None:
+                    (folder / "weights").write_text(text)
+
                 directory.save(
                     step,
-                    lambda folder, text=text: (folder / "weights").write_text(text) and None,
+                    write,
                     state={"weights": weights},
                     score=int(weights[:4], 16) / 65536,
                 )
