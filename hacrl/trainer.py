@@ -144,10 +144,12 @@ def _restore(
 ) -> int:
     """Bring everything to the state after the latest checkpoint; returns the step to make next."""
     checkpoint = directory.resume_from
-    directory.rewind(checkpoint)
     if checkpoint is not None:
         fleet.load(checkpoint.path / "agents")
         capability.load_state_dict(checkpoint.state["capability"])
+    # After loading: a load that fails must not have cost the records of later steps.
+    directory.rewind(checkpoint)
+    if checkpoint is not None:
         return checkpoint.step + 1
     if config.evaluation.at_start and prepared.evaluation:
         with clock.phase("evaluate"):
