@@ -20,7 +20,7 @@ help:
 	@echo 'make test      run the tests; SLOW=1 adds the slow ones, ARGS="-k name" is passed to pytest'
 	@echo 'make check     lint, types, imports'
 	@echo 'make format    let ruff format and fix what it can'
-	@echo 'make docs      write docs/configuration.md from hacrl/config.py'
+	@echo 'make docs      write docs/configuration.md from hacrl/config/options.py'
 	@echo 'make mutation  mutate hacrl/algorithms and see which mutants the tests let live (slow)'
 
 demo: .venv/.installed

@@ -1,4 +1,4 @@
-"""Write docs/configuration.md from the models in hacrl/config.py: `python docs/generate_configuration.py`."""
+"""Write docs/configuration.md from the models in hacrl/config/options.py: `python docs/generate_configuration.py`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAGE = Path(__file__).with_name("configuration.md")
 HEAD = """\
 # Configuration
 
-<!-- Written by docs/generate_configuration.py from hacrl/config.py; change those, then run `make docs`. -->
+<!-- Written by docs/generate_configuration.py from hacrl/config/options.py; change those, then run `make docs`. -->
 
 A run is one YAML file. Any option can be overridden behind it on the command line, with list entries addressed by
 number and agents also by name:

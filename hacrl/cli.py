@@ -33,7 +33,9 @@ app = typer.Typer(
 
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Override options, e.g. algorithm.alpha=3 agents.0.learning_rate=5e-7."),
+    typer.Argument(
+        metavar="[KEY=VALUE]...", help="Override options, e.g. algorithm.alpha=3 agents.0.learning_rate=5e-7."
+    ),
 ]
 
 
@@ -115,9 +117,7 @@ def train(
 
 
 @app.command()
-def check(
-    config: Annotated[Path, typer.Argument(help="YAML configuration.")], overrides: Overrides = None
-) -> None:
+def check(config: Annotated[Path, typer.Argument(help="YAML configuration.")], overrides: Overrides = None) -> None:
     """Look a configuration over before training: all errors, batch arithmetic, memory, and each pair of agents."""
     console = Console(highlight=False)
     with _told_errors(), _quiet_libraries():
@@ -140,7 +140,9 @@ def evaluate(
     checkpoint: Annotated[
         str | None, typer.Option(metavar="best|last|STEP", help="Which of a run's checkpoints; last if left out.")
     ] = None,
-    json_path: Annotated[Path | None, typer.Option("--json", metavar="PATH", help="Also write the entries here.")] = None,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", metavar="PATH", help="Also write the entries here.")
+    ] = None,
 ) -> None:
     """Measure held-out accuracy: a run's agents at a checkpoint, or a configuration's models as they are."""
     console = Console(highlight=False)
@@ -211,11 +213,11 @@ def _closing_words(history: RunHistory) -> str:
     config, output = history.config, Path(history.config.output)
     lines = [f"Run folder   {output}"]
     lines += [
-        f"Model        {folder}"
-        for agent in config.agents
-        if (folder := output / "agents" / agent.name).is_dir()
+        f"Model        {folder}" for agent in config.agents if (folder := output / "agents" / agent.name).is_dir()
     ]
-    best = "best" if config.checkpoint.keep_best and len({entry["step"] for entry in history.evaluations}) > 1 else "last"
+    best = (
+        "best" if config.checkpoint.keep_best and len({entry["step"] for entry in history.evaluations}) > 1 else "last"
+    )
     lines += [
         "",
         "Next:",

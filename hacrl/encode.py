@@ -90,7 +90,7 @@ class Encoder:
         if chat_template is not None:
             tokenizer.chat_template = chat_template
         self._template_arguments = dict(chat_template_arguments or {})
-        has_template = bool(tokenizer.chat_template)
+        has_template = bool(cast(Any, tokenizer).chat_template)
         if prompt_format == "chat" and not has_template:
             raise ModelError(
                 f"agent {name}: prompt_format is chat, but the tokenizer has no chat template; give `chat_template` "

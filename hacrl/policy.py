@@ -302,7 +302,7 @@ def add_adapter(model: nn.Module, agent: AgentConfig) -> nn.Module:
     assert agent.lora is not None
     lora = PeftLoraConfig(
         r=agent.lora.rank,
-        lora_alpha=agent.lora.alpha or 2 * agent.lora.rank,  # type: ignore[arg-type]
+        lora_alpha=agent.lora.alpha or 2 * agent.lora.rank,
         lora_dropout=agent.lora.dropout,
         target_modules=agent.lora.target_modules,
         task_type="CAUSAL_LM",
@@ -312,7 +312,7 @@ def add_adapter(model: nn.Module, agent: AgentConfig) -> nn.Module:
         if isinstance(model, PeftModel):
             model.add_adapter(name, lora)
         else:
-            model = get_peft_model(model, lora, adapter_name=name)  # type: ignore[arg-type, assignment]
+            model = get_peft_model(model, lora, adapter_name=name)
     except ValueError as error:
         raise ModelError(f"agent {agent.name}: lora.target_modules {agent.lora.target_modules!r}: {error}") from error
     for key, parameter in model.named_parameters():

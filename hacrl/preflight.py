@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from hacrl.config import RunConfig, TaskSourceConfig
@@ -41,28 +42,23 @@ def prepare(config: RunConfig) -> Prepared:
     sources: dict[str, TaskSourceConfig] = {"train": config.tasks.train, **config.tasks.eval}
     if "train" in config.tasks.eval:
         problems.append("tasks.eval: a source is named 'train'; held-out sources need another name")
-    tasks = {
-        name: attempt(lambda name=name, source=source: load_tasks(source, name=name))
-        for name, source in sources.items()
-    }
+    tasks = {name: attempt(partial(load_tasks, source, name=name)) for name, source in sources.items()}
     rewards = attempt(
         lambda: load_rewards(
             [RewardSpec(function=item.function, weight=item.weight, arguments=item.arguments) for item in config.reward]
         )
     )
-    encoders = {agent.name: attempt(lambda agent=agent: Encoder.from_config(agent)) for agent in config.agents}
+    encoders = {agent.name: attempt(partial(Encoder.from_config, agent)) for agent in config.agents}
     if rewards is not None:
         for name, items in tasks.items():
             if items:
-                attempt(lambda items=items, name=name: _check_columns(rewards, items, name))
+                attempt(partial(_check_columns, rewards, items, name))
     dropped: dict[str, int] = {}
     loaded = {name: encoder for name, encoder in encoders.items() if encoder is not None}
     for name, source in sources.items():
         items = tasks[name]
         if items is not None:
-            kept = attempt(
-                lambda items=items, source=source, name=name: _within_limits(config, items, source, loaded, name)
-            )
+            kept = attempt(partial(_within_limits, config, items, source, loaded, name))
             dropped[name] = len(items) - len(kept) if kept is not None else 0
             tasks[name] = kept
     train = tasks["train"]

@@ -1,10 +1,10 @@
 """What a person sees of a run while it goes on, and at its end. Everything shown comes from step records and files.
 
-    history = RunHistory(config)
-    with Progress(console, history, mode="live") as progress:
-        for record in training_steps(config, on_phase=progress.phase):
-            progress.step(record)
-    console.print(closing_table(history))
+history = RunHistory(config)
+with Progress(console, history, mode="live") as progress:
+    for record in training_steps(config, on_phase=progress.phase):
+        progress.step(record)
+console.print(closing_table(history))
 """
 
 from __future__ import annotations
@@ -109,9 +109,7 @@ class RunHistory:
 class Progress:
     """Shows a run: a live view on a terminal, one line per step elsewhere, or nothing."""
 
-    def __init__(
-        self, console: Console, history: RunHistory, *, mode: Mode, stop: StopRequest | None = None
-    ) -> None:
+    def __init__(self, console: Console, history: RunHistory, *, mode: Mode, stop: StopRequest | None = None) -> None:
         self.console = console
         self.history = history
         self.mode = mode
@@ -281,9 +279,7 @@ class LiveView:
 
     def _pairs(self, pairs: Sequence[tuple[str, str]], width: int) -> RenderableType:
         table = _table()
-        table.add_column(
-            "learner ← author", no_wrap=True, overflow="ellipsis", max_width=44 if width >= WIDE else 22
-        )
+        table.add_column("learner ← author", no_wrap=True, overflow="ellipsis", max_width=44 if width >= WIDE else 22)
         columns = {
             "ratio s": ("s_mean", "{:.3f}"),
             "in band": ("inside_share", "{:.0%}"),
@@ -388,7 +384,9 @@ def closing_table(history: RunHistory) -> RenderableType:
         table.add_column(name, justify="right", no_wrap=True)
     for agent in history.config.agents:
         for split in splits:
-            entries = [entry for entry in history.evaluations if (entry["agent"], entry["split"]) == (agent.name, split)]
+            entries = [
+                entry for entry in history.evaluations if (entry["agent"], entry["split"]) == (agent.name, split)
+            ]
             entries.sort(key=lambda entry: entry["step"])
             start = next((entry for entry in entries if entry["step"] == 0), None)
             end = entries[-1] if entries and entries[-1]["step"] > 0 else None

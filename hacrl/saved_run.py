@@ -119,9 +119,7 @@ def run_directory_of(source: str | Path | Mapping[str, Any] | RunConfig) -> Path
 
 
 @contextlib.contextmanager
-def _fleet(
-    config: RunConfig, encoders: Mapping[str, Encoder], checkpoint: Checkpoint | None
-) -> Iterator[LocalFleet]:
+def _fleet(config: RunConfig, encoders: Mapping[str, Encoder], checkpoint: Checkpoint | None) -> Iterator[LocalFleet]:
     # Nothing is trained here, so no agent needs a copy of its starting weights.
     agents = [agent.model_copy(update={"kl_coefficient": 0.0}) for agent in config.agents]
     config = config.model_copy(update={"agents": agents})

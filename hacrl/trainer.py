@@ -207,7 +207,7 @@ def build_algorithm(config: RunConfig) -> Algorithm:
     settings = config.algorithm
     if isinstance(settings, HacpoConfig):
         return Hacpo(**settings.model_dump(exclude={"name", "window", "score", "floor"}))
-    kinds = {"gspo": Gspo, "grpo": Grpo, "naive": Naive}
+    kinds: dict[str, Callable[..., Algorithm]] = {"gspo": Gspo, "grpo": Grpo, "naive": Naive}
     return kinds[settings.name](**settings.model_dump(exclude={"name"}))
 
 

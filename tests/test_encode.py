@@ -25,7 +25,7 @@ from hacrl.encode import Encoder, Samples, collate, micro_batches, training_samp
 from hacrl.errors import ModelError
 from hacrl.types import Completion, Message, Rollout, RolloutGroup, Task, TrainingSample, Verdict
 
-CORPUS = ["the answer is 42 and the sum is 17, hello world; user assistant system\n\nQ: what is it? "] * 8
+CORPUS = ["the answer is 42 and the sum is 17, hello world; user assistant system\n\nQ: what is it? <|x|> "] * 8
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -400,6 +400,12 @@ def test_decode_continues_the_prompt(llama: Encoder) -> None:
     assert llama.decode((space, space)) == "  "
     # The tokenizer by itself takes a leading space off.
     assert llama.tokenizer.decode([space, space]) == " "
+
+
+def test_the_name_of_a_special_token_is_spelled_like_any_text(gpt: Encoder) -> None:
+    ids = gpt.encode_completion("<|im_end|>", finish_reason="length")
+    assert tokens(gpt, ids)[0] == "<|"
+    assert list(ids) == gpt.tokenizer("<|im_end|>", split_special_tokens=True).input_ids
 
 
 def test_unigram_does_not_find_special_tokens_in_text() -> None:

@@ -174,8 +174,9 @@ def result_table(histories: Mapping[str, RunHistory]) -> Table:
     for name, found in rows:
         ends = [scores[-1][1] for scores in found]
         table.add_row(name, _percent(found[0][0][1]), *map(_percent, ends), f"{100 * (ends[0] - ends[-1]):+.1f}")
-    starts, *ends = _means(found[0][0][1] for _, found in rows), *(
-        _means(found[place][-1][1] for _, found in rows) for place in range(len(histories))
+    starts, *ends = (
+        _means(found[0][0][1] for _, found in rows),
+        *(_means(found[place][-1][1] for _, found in rows) for place in range(len(histories))),
     )
     table.add_section()
     table.add_row("mean", _percent(starts), *map(_percent, ends), f"{100 * (ends[0] - ends[-1]):+.1f}")

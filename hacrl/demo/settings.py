@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-METHODS: tuple[Literal["hacpo", "gspo"], ...] = ("hacpo", "gspo")
+METHODS = ("hacpo", "gspo")
 AGENTS = Path(__file__).parent / "agents"
 
 

@@ -14,8 +14,10 @@ from hacrl.types import Completion, RolloutGroup, Task
 class Fleet(Protocol):
     """All agents of a run. Between agents only text, numbers and ids of an identical tokenizer are passed on."""
 
-    names: Sequence[str]
-    """Agents in the order of the author and learner axes."""
+    @property
+    def names(self) -> Sequence[str]:
+        """Agents in the order of the author and learner axes."""
+        ...
 
     def sample(self, tasks: Sequence[Task], *, step: int) -> list[Completion]:
         """Every author's answers to the tasks, each author with its own group size."""

@@ -147,6 +147,7 @@ class Verifier:
             try:
                 future = pool.schedule(worker.run, args=(message,), timeout=self.time_limit_s)
             except RuntimeError:
+                # The pool has broken, perhaps long ago: an idle worker was killed from outside.
                 break
             futures.append(future)
             future.add_done_callback(lambda _, position=position: done.put(position))
@@ -195,10 +196,6 @@ class Verifier:
         with self._lock:
             if self._closed:
                 raise RuntimeError("this Verifier has been closed")
-            pool, ready = self._pool, self._ready
-        if not pool.active and ready.done() and ready.exception() is None:
-            # A worker was killed from outside while idle.
-            self._replace(pool)
             pool, ready = self._pool, self._ready
         try:
             error = ready.result(timeout=START_LIMIT_S)

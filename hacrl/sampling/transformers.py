@@ -136,7 +136,7 @@ def _choose(logits: Tensor, temperature: float, top_p: float, generator: torch.G
     if top_p < 1:
         from transformers import TopPLogitsWarper
 
-        logits = TopPLogitsWarper(top_p)(None, logits)  # type: ignore[arg-type]
+        logits = TopPLogitsWarper(top_p)(None, logits)
     log_normaliser = logits.logsumexp(-1)
     probabilities = (logits - log_normaliser[:, None]).exp()
     ids = torch.multinomial(probabilities, 1, generator=generator).squeeze(1)

@@ -136,7 +136,7 @@ def test_limits_of_the_settings_are_allowed() -> None:
 @pytest.mark.parametrize("shape", [(1, 3, 2), (2, 1, 2), (2, 2)])
 def test_rewards_of_other_agents_are_refused(shape: tuple[int, ...]) -> None:
     capability = tracker()
-    with pytest.raises(ValueError, match="^rewards_PAG: expected"):
+    with pytest.raises(ValueError, match=r"^rewards_PAG: expected"):
         capability.observe(torch.ones(shape))
     assert capability.estimate().isnan().all()
 

@@ -55,6 +55,7 @@ RIGHT = [
     (r"\boxed{1e-3}", "0.001"),
     (r"\boxed{2pi}", r"2\pi"),
     (r"\boxed{50\%}", "50"),
+    (r"\boxed{**73**}", "73"),
     (r"\boxed{12\text{ cm}^2}", "12"),
     (r"\boxed{3<x}", "x>3"),
     (r"\boxed{\text{Tuesday}}", "tuesday"),
@@ -92,6 +93,7 @@ WRONG = [
     (r"\boxed{1000000!}", "5"),
     (r"\boxed{9^{9^{9^9}}}", "5"),
     (r"\boxed{(7!)!}", "(8!)!"),
+    (r"\boxed{9^{9^9}+1}", "9^{9^9}"),
     # Words are no products, digits side by side no sums.
     (r"\boxed{pots}", "stop"),
     (r"\boxed{1 2}", "3"),
@@ -181,13 +183,11 @@ def test_in_the_pool_from_a_thread_with_a_hang_and_gold_checked_first():
     hang = r"\boxed{\binom{10^9}{500000000}}"
     right = Task(id="a", prompt="?", columns={"answer": "1/3"})
     broken = Task(id="b", prompt="?", columns={"answer": "1/0"})
+    tasks = [right, right, Task(id="h", prompt="?", columns={"answer": "1/3"}), right, right]
+    texts = [r"\boxed{1/3}", "((((((..^9^9^9" * 3000, hang, r"\boxed{2}", "#### 1/3"]
     found = []
-    with Verifier(load_rewards([RewardSpec(function="math")]), workers=1, time_limit_s=1.5) as verifier:
-        worker = threading.Thread(
-            target=lambda: found.extend(
-                verifier.verify([right] * 5, [r"\boxed{1/3}", "((((((..^9^9^9" * 3000, hang, r"\boxed{2}", "#### 1/3"])
-            )
-        )
+    with Verifier(load_rewards([RewardSpec(function="math")]), workers=1, time_limit_s=2.0) as verifier:
+        worker = threading.Thread(target=lambda: found.extend(verifier.verify(tasks, texts)))
         worker.start()
         worker.join()
         checked = gold_scores(verifier, [right, broken, Task(id="c", prompt="?", columns={"answer": None})], 3)

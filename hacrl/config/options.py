@@ -1,25 +1,12 @@
-"""Every option and every default, once. YAML file plus `key=value` overrides -> one validated `RunConfig`.
-
-Reading a config needs neither torch nor transformers, so faults are told before anything heavy is imported.
-`docs/configuration.md` is generated from these models.
-"""
+"""Every option and every default, once. `docs/configuration.md` is generated from these models."""
 
 from __future__ import annotations
 
-import difflib
 import math
-import types
-import typing
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
-from yaml import YAMLError
-
-from hacrl.errors import ConfigError
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 
 class _Section(BaseModel):
@@ -217,7 +204,7 @@ class FunctionTasksConfig(_SourceConfig):
     arguments: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")
 
 
-_SOURCES: dict[str, type[_SourceConfig]] = {
+SOURCES: dict[str, type[_SourceConfig]] = {
     "dataset": DatasetConfig,
     "reasoning_gym": ReasoningGymConfig,
     "function": FunctionTasksConfig,
@@ -226,7 +213,7 @@ _SOURCES: dict[str, type[_SourceConfig]] = {
 
 def _source_kind(data: Any) -> str:
     keys = data if isinstance(data, Mapping) else type(data).model_fields if isinstance(data, _SourceConfig) else ()
-    return next((kind for kind in _SOURCES if kind in keys), "dataset")
+    return next((kind for kind in SOURCES if kind in keys), "dataset")
 
 
 TaskSourceConfig = Annotated[
@@ -249,7 +236,7 @@ class TasksConfig(_Section):
     @classmethod
     def _name_single_source(cls, data: Any) -> Any:
         source = data.get("eval") if isinstance(data, Mapping) else None
-        if isinstance(source, Mapping) and any(key in source and isinstance(source[key], str) for key in _SOURCES):
+        if isinstance(source, Mapping) and any(key in source and isinstance(source[key], str) for key in SOURCES):
             return {**data, "eval": {"eval": source}}
         return data
 
@@ -416,317 +403,3 @@ def _doubled_rollouts(data: dict[str, Any]) -> dict[str, Any]:
     if isinstance(prompts, int):
         data["prompts_per_minibatch"] = max(1, prompts // 2)
     return data
-
-
-# ---------------------------------------------------------------- loading
-
-
-def load_config(
-    source: str | Path | Mapping[str, Any] | RunConfig, overrides: Sequence[str] = (), *, output: str | None = None
-) -> RunConfig:
-    """Read, override and validate a run's configuration.
-
-    `source` is a YAML path, `preset:NAME` for one of the paper's pairs, a mapping or a finished `RunConfig`; each
-    override is `dotted.key=value` with the value read as YAML, list entries addressed by number or agents by name
-    (`agents.0.learning_rate=5e-7`). All faults are collected and raised as one `ConfigError`. Nothing heavier than
-    pydantic is imported.
-    """
-    data = _read(source)
-    for override in overrides:
-        _apply_override(data, override)
-    if output is not None:
-        data["output"] = output
-    # References such as ${steps} are looked up last, so that they see what the overrides have set.
-    try:
-        return _validate(_mapping(OmegaConf.to_container(OmegaConf.create(data), resolve=True)))
-    except OmegaConfBaseException as error:
-        raise ConfigError([f"configuration: {_one_line(error)}"]) from error
-
-
-def _read(source: str | Path | Mapping[str, Any] | RunConfig) -> dict[str, Any]:
-    if isinstance(source, RunConfig):
-        return source.model_dump()
-    if isinstance(source, Mapping):
-        try:
-            return _mapping(OmegaConf.to_container(OmegaConf.create(dict(source))))
-        except OmegaConfBaseException as error:
-            raise ConfigError([f"configuration: {_one_line(error)}; give names and numbers, not objects"]) from error
-    path = _preset(str(source).removeprefix(_PRESET)) if str(source).startswith(_PRESET) else Path(source)
-    if not path.is_file():
-        raise ConfigError([f"{path}: no such file; give the path of a YAML configuration, or {_PRESET}NAME"])
-    try:
-        data = OmegaConf.to_container(OmegaConf.load(path))
-    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError([f"{path}: cannot be read as YAML: {_one_line(error)}"]) from error
-    if not isinstance(data, dict):
-        raise ConfigError([f"{path}: holds {type(data).__name__}; a configuration is a mapping of options"])
-    return _mapping(data)
-
-
-def _mapping(data: Any) -> dict[str, Any]:
-    return typing.cast(dict[str, Any], data)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
-
-
-_PRESET = "preset:"
-
-
-def _preset(name: str) -> Path:
-    folder = Path(__file__).parent / "presets"
-    names = sorted(path.stem for path in folder.glob("*.yaml"))
-    if name not in names:
-        close = difflib.get_close_matches(name, names, n=1)
-        remedy = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
-        raise ConfigError([f"{_PRESET}{name}: no such preset; {remedy}"])
-    return folder / f"{name}.yaml"
-
-
-def _apply_override(data: dict[str, Any], override: str) -> None:
-    key, separator, text = override.partition("=")
-    if not separator or not key:
-        raise ConfigError([f"override {override!r}: expected key=value, e.g. algorithm.alpha=3"])
-    try:
-        value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]  # type: ignore[index, call-overload]
-    except (OmegaConfBaseException, YAMLError) as error:
-        raise ConfigError([f"override {override!r}: the value is not YAML: {_one_line(error)}"]) from error
-    parts = key.split(".")
-    node: Any = data
-    for depth, part in enumerate(parts):
-        last = depth == len(parts) - 1
-        if isinstance(node, list):
-            names = [item.get("name") if isinstance(item, Mapping) else None for item in node]
-            index = names.index(part) if part in names else int(part) if part.isdigit() else -1
-            if not 0 <= index < len(node):
-                where = ".".join(parts[:depth])
-                raise ConfigError([f"override {override!r}: {where} has {len(node)} entries, none is {part!r}"])
-            if last:
-                node[index] = value
-            else:
-                node = node[index]
-        elif isinstance(node, dict):
-            if last:
-                node[part] = value
-            else:
-                if isinstance(node.get(part), str) and part == "algorithm":
-                    node[part] = {"name": node[part]}
-                if node.get(part) is None:
-                    node[part] = {}
-                node = node[part]
-        else:
-            where = ".".join(parts[:depth])
-            raise ConfigError([f"override {override!r}: {where} is {node!r}, which has no options inside"])
-
-
-def _validate(data: dict[str, Any]) -> RunConfig:
-    problems: list[str] = []
-    told: set[str] = set()
-    # Faulty optional entries are told, then taken out, so that the checks of combinations still run.
-    while True:
-        try:
-            config = RunConfig.model_validate(data)
-        except ValidationError as error:
-            faults = [(_data_path(item, data), item) for item in error.errors()]
-            for path, item in faults:
-                if _dotted(path) not in told:
-                    told.add(_dotted(path))
-                    problems.append(_problem(_dotted(path) or "configuration", item))
-            # Without a required option its whole section goes; what was taken out is not told again as missing.
-            outs = [path[:-1] if item["type"] == "missing" else path for path, item in faults]
-            told.update(map(_dotted, outs))
-            taken_out = [_take_out(data, path) for path in sorted(outs, key=len, reverse=True)]
-            if not any(taken_out):
-                raise ConfigError(problems) from None
-        else:
-            problems += _impossible_combinations(config)
-            if problems:
-                raise ConfigError(problems)
-            return config
-
-
-def _take_out(data: Any, path: Sequence[str | int]) -> bool:
-    """Delete an option; an entry of a list stays, since its neighbours are addressed by number."""
-    for key in path[:-1]:
-        data = data[key]
-    if not path or not isinstance(data, dict) or path[-1] not in data:
-        return False
-    del data[path[-1]]
-    return True
-
-
-def _dotted(path: Sequence[str | int]) -> str:
-    return ".".join(map(str, path))
-
-
-def _data_path(item: Any, data: Any) -> list[str | int]:
-    """Where in the data a fault stands: pydantic's location without the parts that name a union's branch."""
-    path: list[str | int] = []
-    node = data
-    loc = item["loc"]
-    for position, part in enumerate(loc):
-        last = position == len(loc) - 1
-        # A tag such as `dataset` can also be a key: it is the branch when the location goes on behind it.
-        is_key = isinstance(node, Mapping) and part in node and (last or part not in _BRANCHES)
-        if is_key or (isinstance(node, list) and isinstance(part, int) and part < len(node)):
-            node = node[part]
-            path.append(part)
-        elif last and item["type"] == "missing":
-            path.append(part)
-    return path
-
-
-_BRANCHES = {"hacpo", "gspo", "grpo", "naive", *_SOURCES}
-
-
-def _problem(place: str, item: Any) -> str:
-    kind, given = item["type"], item["input"]
-    if kind == "extra_forbidden":
-        return f"{place}: {_unknown_option(item['loc'])}"
-    if kind == "missing":
-        return f"{place}: required and not given"
-    if kind in ("model_type", "model_attributes_type", "dict_type"):
-        return f"{place}: got {given!r}; must be a mapping of options"
-    if kind in ("union_tag_invalid", "literal_error"):
-        expected = item["ctx"].get("expected_tags") or item["ctx"].get("expected")
-        if place == "algorithm":
-            place, given = "algorithm.name", given.get("name") if isinstance(given, Mapping) else given
-            expected = f"{expected}, 'gspo-x2'"
-        close = difflib.get_close_matches(
-            str(given), [part.strip(" '") for part in str(expected).replace(" or ", ",").split(",")], n=1
-        )
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        return f"{place}: got {given!r}, must be one of {expected}{hint}"
-    message = item["msg"][0].lower() + item["msg"][1:]
-    return f"{place}: got {given!r}; {message}"
-
-
-def _unknown_option(loc: Sequence[str | int]) -> str:
-    option, model = str(loc[-1]), _model_at(RunConfig, loc[:-1])
-    if model is None:
-        return "unknown option"
-    known = {name: name for name in model.model_fields}
-    if issubclass(model, _SourceConfig):
-        if option in _SOURCES:
-            return f"a source is one of {', '.join(_SOURCES)}; take out all but one"
-        known |= {kind: kind for kind in _SOURCES}
-    # An option that stands one section deeper is found too.
-    for name, field in model.model_fields.items():
-        if typing.get_origin(field.annotation) not in (list, dict):
-            for inner in _models_in(field.annotation):
-                known = {deeper: f"{name}.{deeper}" for deeper in inner.model_fields} | known
-    close = difflib.get_close_matches(option, known, n=1)
-    if close:
-        return f"unknown option; did you mean {known[close[0]]!r}?"
-    return f"unknown option; known here: {', '.join(sorted(model.model_fields))}"
-
-
-def _model_at(model: type[BaseModel], loc: Sequence[str | int]) -> type[BaseModel] | None:
-    """The model whose fields stand at a pydantic location; union branches are part of such a location."""
-    candidates: list[type[BaseModel]] = [model]
-    for part in loc:
-        branch = [item for item in candidates if part in (_tag(item), _KINDS.get(item))]
-        if len(candidates) > 1 and branch:
-            candidates = branch
-            continue
-        if isinstance(part, int) or not any(part in item.model_fields for item in candidates):
-            continue
-        annotation = next(item.model_fields[part].annotation for item in candidates if part in item.model_fields)
-        candidates = list(_models_in(annotation))
-    return candidates[0] if candidates else None
-
-
-_KINDS: dict[type[BaseModel], str] = {model: kind for kind, model in _SOURCES.items()}
-
-
-def _tag(model: type[BaseModel]) -> Any:
-    name = model.model_fields.get("name")
-    return name.default if name is not None else None
-
-
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if (
-        isinstance(annotation, type)
-        and issubclass(annotation, BaseModel)
-        and not isinstance(annotation, types.GenericAlias)
-    ):
-        return [annotation]
-    return [model for part in typing.get_args(annotation) for model in _models_in(part)]
-
-
-def _impossible_combinations(config: RunConfig) -> list[str]:
-    """Faults that no single field shows; each line names the place, the value and the remedy."""
-    problems: list[str] = []
-    names = [agent.name for agent in config.agents]
-    for index, agent in enumerate(config.agents):
-        place = f"agents.{index} ({agent.name})"
-        if agent.name in names[:index]:
-            problems.append(f"{place}: the name is used twice; give every agent its own name")
-        temperature = config.sampling_of(agent).temperature
-        if agent.role != "learner" and temperature <= 0:
-            problems.append(
-                f"{place}: sampling temperature is {temperature:g}; training needs samples, so it must be above 0 "
-                f"(1.0 is usual; greedy decoding is for evaluation.temperature)"
-            )
-        for author in agent.learns_from or []:
-            if author not in names:
-                close = difflib.get_close_matches(author, names, n=1)
-                remedy = f"did you mean {close[0]!r}?" if close else f"agents are {', '.join(names)}"
-                problems.append(f"{place}: learns_from names {author!r}, which is no agent; {remedy}")
-            elif config.agent(author).role == "learner":
-                problems.append(f"{place}: learns_from names {author!r}, whose role is learner: it samples nothing")
-        if agent.role == "author" and agent.lora is not None:
-            problems.append(f"{place}: role is author, so lora would never be trained; leave lora out")
-        if agent.role == "author" and agent.learns_from:
-            problems.append(f"{place}: role is author, so learns_from has no effect; leave it out or use role: both")
-        if agent.role == "author":
-            continue
-        if agent.role == "learner" and not isinstance(config.algorithm, HacpoConfig | NaiveConfig):
-            problems.append(
-                f"{place}: role is learner, but {config.algorithm.name} trains on own rows only; use hacpo or naive"
-            )
-            continue
-        authors = config.authors_for(agent)
-        joint = sum(config.group_size_of(config.agent(name)) for name in authors if name in names)
-        if joint < 2:
-            problems.append(
-                f"{place}: its joint group has {joint} rollout(s) per prompt, so every advantage is 0 and nothing "
-                f"is learned; use group_size >= 2" + ("" if joint == 0 else ", or let it learn from other agents")
-            )
-        problems += _closed_band(config, agent, place)
-    if all(agent.role == "author" for agent in config.agents):
-        problems.append("agents: every role is author, so nobody learns; set one agent's role to both or learner")
-    if config.evaluation.every > 0 and not config.tasks.eval:
-        problems.append(
-            f"evaluation.every: got {config.evaluation.every}, but there are no held-out tasks; give tasks.eval or "
-            f"leave it out"
-        )
-    if config.prompts_per_minibatch is not None and config.prompts_per_minibatch > config.prompts_per_step:
-        problems.append(
-            f"prompts_per_minibatch: {config.prompts_per_minibatch} is more than prompts_per_step "
-            f"({config.prompts_per_step}); lower it or leave it out"
-        )
-    return problems
-
-
-def _closed_band(config: RunConfig, agent: AgentConfig, place: str) -> list[str]:
-    algorithm = config.algorithm
-    if not isinstance(algorithm, HacpoConfig) or algorithm.clipping != "stepwise" or algorithm.delta_step == 0:
-        return []
-    own, foreign = config.updates_per_step(agent)
-    if foreign == 0 or config.authors_for(agent) in ([], [agent.name]):
-        return []
-    last = own + foreign - 1
-    # m * delta_step is compared with a hair of tolerance: 8 * 0.025 is not exactly 0.2 in binary.
-    if last * algorithm.delta_step < algorithm.delta * (1 - 1e-9):
-        return []
-    closes = math.ceil(algorithm.delta / algorithm.delta_step * (1 - 1e-9))
-    most = algorithm.delta / (last + 1)
-    message = (
-        f"{place}: foreign rows would be switched off: a step makes up to {own + foreign} updates "
-        f"({own} on own rows first), the last with m = {last}, but the band [1 - {algorithm.delta:g} + m x "
-        f"{algorithm.delta_step:g}, 1] closes at m = {closes}; make fewer updates (prompts_per_minibatch), set "
-        f"algorithm.delta_step to at most {most:.3g}, raise algorithm.delta, or use algorithm.clipping: fixed"
-    )
-    return [message]
