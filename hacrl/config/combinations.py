@@ -1,0 +1,85 @@
+"""Faults of a configuration that no single option shows."""
+
+from __future__ import annotations
+
+import difflib
+import math
+
+from hacrl.config.options import AgentConfig, HacpoConfig, NaiveConfig, RunConfig
+
+
+def impossible_combinations(config: RunConfig) -> list[str]:
+    """Faults that no single field shows; each line names the place, the value and the remedy."""
+    problems: list[str] = []
+    names = [agent.name for agent in config.agents]
+    for index, agent in enumerate(config.agents):
+        place = f"agents.{index} ({agent.name})"
+        if agent.name in names[:index]:
+            problems.append(f"{place}: the name is used twice; give every agent its own name")
+        temperature = config.sampling_of(agent).temperature
+        if agent.role != "learner" and temperature <= 0:
+            problems.append(
+                f"{place}: sampling temperature is {temperature:g}; training needs samples, so it must be above 0 "
+                f"(1.0 is usual; greedy decoding is for evaluation.temperature)"
+            )
+        for author in agent.learns_from or []:
+            if author not in names:
+                close = difflib.get_close_matches(author, names, n=1)
+                remedy = f"did you mean {close[0]!r}?" if close else f"agents are {', '.join(names)}"
+                problems.append(f"{place}: learns_from names {author!r}, which is no agent; {remedy}")
+            elif config.agent(author).role == "learner":
+                problems.append(f"{place}: learns_from names {author!r}, whose role is learner: it samples nothing")
+        if agent.role == "author" and agent.lora is not None:
+            problems.append(f"{place}: role is author, so lora would never be trained; leave lora out")
+        if agent.role == "author" and agent.learns_from:
+            problems.append(f"{place}: role is author, so learns_from has no effect; leave it out or use role: both")
+        if agent.role == "author":
+            continue
+        if agent.role == "learner" and not isinstance(config.algorithm, HacpoConfig | NaiveConfig):
+            problems.append(
+                f"{place}: role is learner, but {config.algorithm.name} trains on own rows only; use hacpo or naive"
+            )
+            continue
+        authors = config.authors_for(agent)
+        joint = sum(config.group_size_of(config.agent(name)) for name in authors if name in names)
+        if joint < 2:
+            problems.append(
+                f"{place}: its joint group has {joint} rollout(s) per prompt, so every advantage is 0 and nothing "
+                f"is learned; use group_size >= 2" + ("" if joint == 0 else ", or let it learn from other agents")
+            )
+        problems += _closed_band(config, agent, place)
+    if all(agent.role == "author" for agent in config.agents):
+        problems.append("agents: every role is author, so nobody learns; set one agent's role to both or learner")
+    if config.evaluation.every > 0 and not config.tasks.eval:
+        problems.append(
+            f"evaluation.every: got {config.evaluation.every}, but there are no held-out tasks; give tasks.eval or "
+            f"leave it out"
+        )
+    if config.prompts_per_minibatch is not None and config.prompts_per_minibatch > config.prompts_per_step:
+        problems.append(
+            f"prompts_per_minibatch: {config.prompts_per_minibatch} is more than prompts_per_step "
+            f"({config.prompts_per_step}); lower it or leave it out"
+        )
+    return problems
+
+
+def _closed_band(config: RunConfig, agent: AgentConfig, place: str) -> list[str]:
+    algorithm = config.algorithm
+    if not isinstance(algorithm, HacpoConfig) or algorithm.clipping != "stepwise" or algorithm.delta_step == 0:
+        return []
+    own, foreign = config.updates_per_step(agent)
+    if foreign == 0 or config.authors_for(agent) in ([], [agent.name]):
+        return []
+    last = own + foreign - 1
+    # m * delta_step is compared with a hair of tolerance: 8 * 0.025 is not exactly 0.2 in binary.
+    if last * algorithm.delta_step < algorithm.delta * (1 - 1e-9):
+        return []
+    closes = math.ceil(algorithm.delta / algorithm.delta_step * (1 - 1e-9))
+    most = algorithm.delta / (last + 1)
+    message = (
+        f"{place}: foreign rows would be switched off: a step makes up to {own + foreign} updates "
+        f"({own} on own rows first), the last with m = {last}, but the band [1 - {algorithm.delta:g} + m x "
+        f"{algorithm.delta_step:g}, 1] closes at m = {closes}; make fewer updates (prompts_per_minibatch), set "
+        f"algorithm.delta_step to at most {most:.3g}, raise algorithm.delta, or use algorithm.clipping: fixed"
+    )
+    return [message]
