@@ -1,11 +1,10 @@
-"""The `hacrl` command. Everything heavy is imported inside the commands, so that `--help` and config errors are quick."""
+"""The `hacrl` command. What is heavy is imported inside the commands, so that `--help` and config errors are quick."""
 
 from __future__ import annotations
 
 import contextlib
 import shlex
 import signal
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -286,4 +285,4 @@ def _hide_bars(*, downloads: bool = False) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -9,6 +9,7 @@ console.print(closing_table(history))
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import time
@@ -360,7 +361,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
         return ""
     groups = min(width, len(values))
     edges = [round(index * len(values) / groups) for index in range(groups + 1)]
-    means = [statistics.fmean(values[start:end]) for start, end in zip(edges, edges[1:], strict=False)]
+    means = [statistics.fmean(values[start:end]) for start, end in itertools.pairwise(edges)]
     low, high = min(means), max(means)
     if high == low:
         return BARS[0] * groups
@@ -419,7 +420,7 @@ def evaluation_table(entries: Sequence[Evaluation]) -> RenderableType:
     for name in (*names, "unscored") if unscored else names:
         table.add_column(name, justify="right", no_wrap=name.startswith("avg"))
     for entry in entries:
-        cells = [
+        cells: list[Text | str] = [
             str(entry["tasks"]),
             _accuracy(entry),
             _number(entry["best@k"]),

@@ -85,9 +85,7 @@ def check_run(config: RunConfig) -> CheckReport:
     agents = tuple(_agent(config, agent, prepared.encoders[agent.name], tried) for agent in config.agents)
     sources = tuple(_sources(prepared))
     gold = tuple(gold_reports(config, prepared.rewards, tried))
-    pairs = tuple(
-        pair_reports(config, prepared.encoders, [_said(task) for task in tried], _answers(gold, tried))
-    )
+    pairs = tuple(pair_reports(config, prepared.encoders, [_said(task) for task in tried], _answers(gold, tried)))
     epochs = config.steps * config.prompts_per_step / len(prepared.train)
     return CheckReport(
         config=config,
@@ -181,7 +179,7 @@ def _warnings(
     devices: Sequence[DeviceMemory],
 ) -> Iterator[str]:
     for report in agents:
-        yield from _agent_warnings(config, report)
+        yield from _agent_warnings(report)
     for source in sources:
         if source.dropped:
             yield (
@@ -191,8 +189,8 @@ def _warnings(
         if source.overlap:
             first = source.overlap[0]
             yield (
-                f"tasks, {source.name}: {len(source.overlap)} of {source.tasks} held-out tasks ask what is also trained "
-                f"on, e.g. {first[1]} = {first[0]}; held-out accuracy will look better than it is"
+                f"tasks, {source.name}: {len(source.overlap)} of {source.tasks} held-out tasks ask what is also "
+                f"trained on, e.g. {first[1]} = {first[0]}; held-out accuracy will look better than it is"
             )
     if not config.tasks.eval:
         yield "tasks.eval: nothing is held out, so neither progress nor the best checkpoint can be measured"
@@ -219,13 +217,14 @@ def _warnings(
     for device in devices:
         if device.available is not None and device.peak > 0.9 * device.available:
             yield (
-                f"{device.device}: the estimated peak, {size(device.peak)}, does not fit well into {size(device.available)}; "
-                f"lower micro_batch_tokens or sampling.batch_rows, use gradient_checkpointing, or train with lora"
+                f"{device.device}: the estimated peak, {size(device.peak)}, does not fit well into "
+                f"{size(device.available)}; lower micro_batch_tokens or sampling.batch_rows, use "
+                f"gradient_checkpointing, or train with lora"
             )
     yield from _folder_warnings(Path(config.output))
 
 
-def _agent_warnings(config: RunConfig, report: AgentReport) -> Iterator[str]:
+def _agent_warnings(report: AgentReport) -> Iterator[str]:
     agent = report.agent
     if report.prompt_format == "plain" and agent.prompt_format == "auto":
         yield (

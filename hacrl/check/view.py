@@ -27,7 +27,8 @@ def renderables(report: CheckReport) -> Iterator[RenderableType]:
     nothing = "One agent: nothing is shared." if len(report.config.agents) == 1 else "No rollouts are shared."
     yield from _section("Pairs", _blocks(_pairs(report)) if report.pairs else Text(nothing, style="dim"))
     yield from _section("Evaluation", _evaluation(report))
-    yield from _section("Memory and disk, estimated (batch: activations of one micro-batch)", _memory(report), *_disk(report))
+    title = "Memory and disk, estimated (batch: activations of one micro-batch)"
+    yield from _section(title, _memory(report), *_disk(report))
     yield Text()
     for warning in report.warnings:
         yield Text.assemble(("warning ", "bold yellow"), (warning, "yellow"))
@@ -78,7 +79,8 @@ def _agents(report: CheckReport) -> Iterator[tuple[str, str]]:
         context = f", made for {entry.context_length} positions" if entry.context_length is not None else ""
         yield agent.name, agent.model + tokenizer
         yield "", f"{does}; {entry.dtype} on {entry.device}; temperature {entry.temperature:g}"
-        yield "", f"prompts as {prompts}: {entry.prompt_tokens[0]} tokens at the median, {entry.prompt_tokens[1]} at most"
+        median, longest = entry.prompt_tokens
+        yield "", f"prompts as {prompts}: {median} tokens at the median, {longest} at most"
         yield "", f"limits: {entry.max_prompt_tokens} tokens of prompt, {entry.max_new_tokens} of answer{context}"
         yield "", f"ends on {stops}; pads with {entry.pad_token[0]} {entry.pad_token[1]!r}"
 
@@ -94,7 +96,8 @@ def _tasks(report: CheckReport) -> RenderableType:
 def _steps(report: CheckReport) -> RenderableType:
     config = report.config
     return Text(
-        f"{config.prompts_per_step} prompts; in {config.steps} steps every training task is used {report.epochs:.3g} times"
+        f"{config.prompts_per_step} prompts; in {config.steps} steps every training task is used "
+        f"{report.epochs:.3g} times"
     )
 
 
@@ -104,10 +107,10 @@ def _batches(report: CheckReport) -> Iterator[tuple[str, str]]:
         rows = " + ".join(
             f"{count} own" if name == learner.learner else f"{count} of {name}" for name, count in learner.rows.items()
         )
-        updates = (
-            f"{_updates(learner.updates_foreign)} on mixed rows" if mixed else f"{_updates(learner.updates_own)} on own rows"
-        )
-        if learner.updates_foreign and not mixed:
+        updates = f"{_updates(learner.updates_own)} on own rows"
+        if mixed:
+            updates = f"{_updates(learner.updates_foreign)} on mixed rows"
+        elif learner.updates_foreign:
             updates += f", then {learner.updates_foreign} on foreign rows"
         yield learner.learner, f"{rows} rows in minibatches of {learner.minibatch_rows}: {updates}"
         if learner.band is not None:
@@ -168,7 +171,8 @@ def _evaluation(report: CheckReport) -> RenderableType:
         key = (entry.k, entry.temperature, entry.top_p, entry.max_new_tokens)
         parameters.setdefault(key, []).append(entry.agent)
     lines = [
-        f"{', '.join(names)}: k = {k}, " + (f"temperature {temperature:g}" if temperature else "greedy")
+        f"{', '.join(names)}: k = {k}, "
+        + (f"temperature {temperature:g}" if temperature else "greedy")
         + f", top-p {top_p:g}, at most {tokens} new tokens"
         for (k, temperature, top_p, tokens), names in parameters.items()
     ]

@@ -1,0 +1,77 @@
+"""docs/metrics.md names every metric that real runs write, and no other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import many_letters, run_config
+
+from hacrl.trainer import training_steps
+
+PAGE = Path(__file__).parents[1] / "docs/metrics.md"
+HERE = Path(__file__)
+
+
+def with_answers(completions: list[str], **columns: Any) -> list[float]:
+    return many_letters(completions, **columns)
+
+
+def first_letters(completions: list[str], **_: Any) -> list[str | None]:
+    return [text[:1] or None for text in completions]
+
+
+with_answers.answers = first_letters  # type: ignore[attr-defined]
+
+
+def always(completions: list[str], **_: Any) -> list[float]:
+    return [1.0 for _ in completions]
+
+
+def documented() -> set[str]:
+    names: set[str] = set()
+    prefix = ""
+    for line in PAGE.read_text(encoding="utf-8").splitlines():
+        if line.startswith("## "):
+            prefix = ""
+        if found := re.match(r"Names start with `([^`]+)`", line):
+            prefix = found[1]
+        if found := re.match(r"\| `([^`]+)` \|", line):
+            assert prefix + found[1] not in names, f"{prefix + found[1]} is explained twice"
+            names.add(prefix + found[1])
+    return names
+
+
+def generic(name: str) -> str:
+    """A metric's name with the configuration's names replaced by what stands for them on the page."""
+    name = re.sub(r"^agent/[^/]+/", "agent/<agent>/", name)
+    name = re.sub(r"^pair/[^/]+/[^/]+/", "pair/<learner>/<author>/", name)
+    return re.sub(r"reward/function/[^/]+", "reward/function/<function>", name)
+
+
+@pytest.fixture(scope="module")
+def emitted(tiny_models: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """Names from short runs that together reach every branch: HACPO with KL, GRPO, and nothing to learn."""
+    folder = tmp_path_factory.mktemp("runs")
+    hacpo = run_config(tiny_models, folder / "hacpo", steps=2, reward=f"{HERE}:with_answers")
+    for agent in hacpo["agents"]:
+        agent["kl_coefficient"] = 0.01
+    grpo = run_config(tiny_models, folder / "grpo", steps=1, algorithm="grpo")
+    solved = run_config(tiny_models, folder / "solved", steps=1, reward=f"{HERE}:always")
+    return {
+        generic(name)
+        for config in (hacpo, grpo, solved)
+        for record in training_steps({**config, "export": "none"})
+        for name in record.metrics
+    }
+
+
+def test_every_metric_of_a_run_is_documented(emitted: set[str]) -> None:
+    assert sorted(emitted - documented()) == []
+
+
+def test_every_documented_metric_is_written_by_some_run(emitted: set[str]) -> None:
+    assert sorted(documented() - emitted) == []
