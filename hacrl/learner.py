@@ -264,7 +264,8 @@ def _record_rows(
             metrics.mean(f"{pair}/clipped_fraction", outcome["clipped_fraction"][position])
         if not row.own and "importance" in outcome:
             importance = outcome["importance"][position]
-            metrics.total(f"{pair}/importance_sum", importance)
-            metrics.total(f"{pair}/importance_square_sum", importance**2)
+            if not math.isnan(importance):  # only HACPO weighs foreign rows
+                metrics.total(f"{pair}/importance_sum", importance)
+                metrics.total(f"{pair}/importance_square_sum", importance**2)
         if row.own and update_index == 0:
             metrics.maximum("own_ratio_error", abs(ratio - 1))

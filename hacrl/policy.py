@@ -70,7 +70,7 @@ class Policy:
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
-        """`active()` with dropout on; gradient checkpointing too where it was asked for."""
+        """`active()` in training mode: LoRA dropout and gradient checkpointing where they were asked for."""
         self.model.train()
         if self.gradient_checkpointing:
             self._switch_checkpointing("enable", {"use_reentrant": False})
@@ -286,7 +286,22 @@ def _load_model(agent: AgentConfig, device: torch.device, dtype: torch.dtype) ->
         plain.load_state_dict(model.state_dict())
         plain.generation_config = model.generation_config
         model = plain
+    _remove_dropout(model)
     return cast(nn.Module, model.to(device))
+
+
+def _remove_dropout(model: nn.Module) -> None:
+    """Switch off a model's own dropout: with it, the learner's probabilities are not those that were sampled from.
+
+    Only modules are changed, so an exported model keeps the configuration it came with. A LoRA's dropout, which the
+    user asks for, is added later.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name in ("attention_dropout", "dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
 
 
 def base_key(agent: AgentConfig, device: torch.device, compute_dtype: torch.dtype) -> tuple[Any, ...]:

@@ -185,3 +185,20 @@ def test_what_cannot_be_loaded_names_agent_and_value(
     with pytest.raises(ModelError, match=message) as caught:
         load_policies([config], seed=0)
     assert "agent qwen" in str(caught.value)
+
+
+def test_a_models_own_dropout_is_off_and_its_configuration_untouched(tmp_path: Path) -> None:
+    """Probabilities with dropout are not those that were sampled from; GSPO's clip of 3e-4 would act on the noise."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=300, n_embd=32, n_layer=2, n_head=2, n_positions=32)
+    assert config.resid_pdrop == 0.1
+    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    gpt2 = load_policies([agent("gpt2", tmp_path)], seed=0)["gpt2"]
+    with gpt2.active():
+        sampled, _ = gpt2.token_logprobs(*rows(), temperature=1.0)
+    with gpt2.training():
+        trained, _ = gpt2.token_logprobs(*rows(), temperature=1.0)
+    assert torch.equal(sampled, trained)
+    assert gpt2.config.resid_pdrop == 0.1

@@ -199,6 +199,8 @@ def _problem(place: str, item: Any) -> str:
         )
         hint = f"; did you mean {close[0]!r}?" if close else ""
         return f"{place}: got {given!r}, must be one of {expected}{hint}"
+    if kind == "value_error":
+        return f"{place}: {item['ctx']['error']}"
     message = item["msg"][0].lower() + item["msg"][1:]
     return f"{place}: got {given!r}; {message}"
 

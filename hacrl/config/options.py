@@ -401,5 +401,10 @@ def _doubled_rollouts(data: dict[str, Any]) -> dict[str, Any]:
         ]
     prompts = data.get("prompts_per_minibatch") or data.get("prompts_per_step")
     if isinstance(prompts, int):
-        data["prompts_per_minibatch"] = max(1, prompts // 2)
+        if prompts % 2:
+            raise ValueError(
+                f"gspo-x2 halves the prompts of a minibatch to make twice the updates, and {prompts} is odd; set "
+                f"prompts_per_minibatch to an even number"
+            )
+        data["prompts_per_minibatch"] = prompts // 2
     return data
