@@ -228,13 +228,13 @@ def test_epsilon_is_added_to_the_deviation() -> None:
 # Bug case 12: what a run's health is read from.
 
 
-def test_group_statistics_of_a_half_solved_prompt() -> None:
-    statistics = group_statistics(tensor([[1.0, 0.0, 1.0, 0.0], [1.0, 1.0, 1.0, NAN], [NAN] * 4]))
-    assert same(statistics.mean_X, tensor([0.5, 1.0, NAN]))
-    assert same(statistics.std_X, tensor([math.sqrt(1 / 3), 0.0, 0.0]))
-    assert same(statistics.low_X, tensor([0.0, 1.0, NAN]))
-    assert same(statistics.high_X, tensor([1.0, 1.0, NAN]))
-    assert statistics.uniform_X.tolist() == [False, True, True]
+def test_group_statistics_of_a_half_solved_a_solved_a_single_and_an_empty_group() -> None:
+    statistics = group_statistics(tensor([[1.0, 0, 1, 0], [1, 1, 1, NAN], [NAN, 0.25, NAN, NAN], [NAN] * 4]))
+    assert same(statistics.mean_X, tensor([0.5, 1.0, 0.25, NAN]))
+    assert same(statistics.std_X, tensor([math.sqrt(1 / 3), 0.0, 0.0, 0.0]))
+    assert same(statistics.low_X, tensor([0.0, 1.0, 0.25, NAN]))
+    assert same(statistics.high_X, tensor([1.0, 1.0, 0.25, NAN]))
+    assert statistics.uniform_X.tolist() == [False, True, True, True]
 
 
 # Relations between the algorithms.
@@ -299,14 +299,14 @@ def test_result_has_the_dtype_of_the_rewards() -> None:
 )
 def test_rewards_that_do_not_fit_are_refused(rewards: Tensor, message: str) -> None:
     ones = torch.ones(rewards.shape[1], rewards.shape[1])
-    with pytest.raises(ValueError, match=f"rewards_PAG.*{message}"):
+    with pytest.raises(ValueError, match=f"^rewards_PAG.*{message}"):
         gspo.advantages(rewards, epsilon=EPSILON)
-    with pytest.raises(ValueError, match=f"rewards_PAG.*{message}"):
+    with pytest.raises(ValueError, match=f"^rewards_PAG.*{message}"):
         naive.advantages(rewards, epsilon=EPSILON)
-    with pytest.raises(ValueError, match=f"rewards_PAG.*{message}"):
+    with pytest.raises(ValueError, match=f"^rewards_PAG.*{message}"):
         hacpo.advantages(rewards, ones, epsilon=EPSILON)
     for algorithm in ALGORITHMS:
-        with pytest.raises(ValueError, match=f"rewards_PAG.*{message}"):
+        with pytest.raises(ValueError, match=f"^rewards_PAG.*{message}"):
             algorithm.credit(rewards, torch.ones(rewards.shape[1]), ones.bool())
 
 
