@@ -53,6 +53,15 @@ def prepare(config: RunConfig) -> Prepared:
         for name, items in tasks.items():
             if items:
                 attempt(partial(_check_columns, rewards, items, name))
+    for index, agent in enumerate(config.agents):
+        encoder, limits = encoders[agent.name], config.sampling_of(agent)
+        longest = limits.max_prompt_tokens + limits.max_new_tokens
+        if encoder is not None and encoder.context_length is not None and longest > encoder.context_length:
+            problems.append(
+                f"agents.{index} ({agent.name}): max_prompt_tokens {limits.max_prompt_tokens} + max_new_tokens "
+                f"{limits.max_new_tokens} = {longest}, but the model's context holds {encoder.context_length} tokens; "
+                f"lower one of them in `sampling`"
+            )
     dropped: dict[str, int] = {}
     loaded = {name: encoder for name, encoder in encoders.items() if encoder is not None}
     for name, source in sources.items():

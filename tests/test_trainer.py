@@ -276,6 +276,12 @@ def test_a_prompt_above_the_limit_is_refused_or_dropped_and_counted(
         next(training_steps(config))
 
 
+def test_limits_beyond_the_models_context_are_refused(tiny_models: dict[str, Path], tmp_path: Path) -> None:
+    config = run_config(tiny_models, tmp_path / "run", sampling={"max_new_tokens": 10**6, "max_prompt_tokens": 64})
+    with pytest.raises(ConfigError, match=r"agents.0 \(qwen\): max_prompt_tokens 64 .* context holds"):
+        next(training_steps(config))
+
+
 def start_run(config_path: Path) -> subprocess.Popen[str]:
     program = (
         "import sys\nfrom hacrl.trainer import training_steps\nif __name__ == '__main__':\n"
