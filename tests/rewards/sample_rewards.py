@@ -16,7 +16,7 @@ class Scalar:
         return 1.0
 
 
-class Unpicklable(Exception):
+class UnpicklableError(Exception):
     """Cannot be rebuilt from its pickle, which would break a pool that sent it as it is."""
 
     def __init__(self, one, two):
@@ -32,7 +32,7 @@ def obedient(prompts, completions, answer):
         elif command == "exit":
             os._exit(int(value))
         elif command == "raise":
-            raise Unpicklable(value, None)
+            raise UnpicklableError(value, None)
         elif command == "leave":
             sys.exit(0)
         elif command == "one":
@@ -88,7 +88,9 @@ def needs_columns(prompts, completions, question, answer, difficulty=0):
 
 def conversation(prompts, completions, **columns):
     return [
-        float(prompt[-1] == {"role": "user", "content": "hi"} and completion == [{"role": "assistant", "content": "yes"}])
+        float(
+            prompt[-1] == {"role": "user", "content": "hi"} and completion == [{"role": "assistant", "content": "yes"}]
+        )
         for prompt, completion in zip(prompts, completions, strict=True)
     ]
 

@@ -127,7 +127,7 @@ def test_what_cannot_travel_says_so():
     def generating(prompts, completions):
         return list(frames)
 
-    with pytest.raises(RewardError, match="'generating': it cannot be sent to a worker.*module-level"):
+    with pytest.raises(RewardError, match=r"'generating': it cannot be sent to a worker.*module-level"):
         load_rewards([generating])
 
 

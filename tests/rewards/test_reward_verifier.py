@@ -85,7 +85,7 @@ def test_only_the_text_that_raises_is_unscored_and_scores_stay_aligned(verifier)
     verdicts = judge(verifier, "right", "raise unreadable", "wrong", "leave", "right")
     assert rewards_of(verdicts) == [1.0, None, 0.0, None, 1.0]
     assert causes_of(verdicts) == [None, "exception", None, "exception", None]
-    assert "Unpicklable: unreadable" in verdicts[1].detail
+    assert "UnpicklableError: unreadable" in verdicts[1].detail
     assert "sample_rewards.py" in verdicts[1].detail
 
 

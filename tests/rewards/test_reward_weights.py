@@ -15,7 +15,9 @@ def plain(prompts, completions):
 
 
 def rewards(*weights: float):
-    return load_rewards([RewardSpec(function=plain, weight=w, name=n) for w, n in zip(weights, "ab", strict=True)]).rewards
+    return load_rewards(
+        [RewardSpec(function=plain, weight=w, name=n) for w, n in zip(weights, "ab", strict=True)]
+    ).rewards
 
 
 def scored(score: float | None) -> Outcome:
