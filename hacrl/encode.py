@@ -163,9 +163,10 @@ class Encoder:
 
         Raises: ModelError when the template refuses the messages.
         """
+        before: tuple[int, ...] = ()
         if self.uses_chat:
             messages = [Message(role="user", content=prompt)] if isinstance(prompt, str) else list(prompt)
-            text, before = self._render(messages, add_generation_prompt=True), ()
+            text = self._render(messages, add_generation_prompt=True)
         else:
             text = prompt if isinstance(prompt, str) else "\n\n".join(message["content"] for message in prompt)
             before = self._bos
@@ -174,7 +175,7 @@ class Encoder:
 
     def _render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
         try:
-            return cast(Any, self.tokenizer).apply_chat_template(
+            text: str = cast(Any, self.tokenizer).apply_chat_template(
                 list(messages),
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
@@ -186,6 +187,7 @@ class Encoder:
                 f"agent {self._name}: the chat template refuses messages of roles {roles}: {type(error).__name__}: "
                 f"{error}; change the tasks' messages (e.g. leave out `system`) or give another `chat_template`"
             ) from error
+        return text
 
     def _end_of_turn(self) -> int | None:
         """The id that follows an assistant's words in the rendered template, if it is an added token."""
@@ -469,9 +471,8 @@ def training_samples(
                 continue
             count = counts[author]
             own = author == learner
-            if own:
-                ids = completion.token_ids
-            else:
+            ids: tuple[int, ...] | None = completion.token_ids
+            if not own:
                 ids = _foreign(completion, count, encoder, fingerprints[author], max_new_tokens, exchange)
             if ids is None:
                 continue

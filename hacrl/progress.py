@@ -430,7 +430,8 @@ def evaluation_table(entries: Sequence[Evaluation]) -> RenderableType:
             _number(entry["mean_tokens"], "{:.0f}"),
             *([str(entry["unscored"])] if unscored else []),
         ]
-        table.add_row(Text(entry["agent"]), *([Text(entry["split"])] if several else []), *cells)
+        head = [Text(entry["agent"]), *([Text(entry["split"])] if several else [])]
+        table.add_row(*head, *cells)
     return table
 
 

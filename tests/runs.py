@@ -1,4 +1,4 @@
-"""A small complete run for tests: configuration, tasks and reward that the tiny models of `tiny_models.py` can train on."""
+"""A small complete run for tests: configuration, tasks and reward for the models of `tiny_models.py`."""
 
 from __future__ import annotations
 

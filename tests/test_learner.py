@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from hacrl.algorithms.gspo import Gspo
 from hacrl.algorithms.hacpo import Hacpo
 from hacrl.config import AgentConfig
@@ -47,9 +48,7 @@ def sampled_rows(learner: Learner, *, own: int = 6, foreign: int = 6) -> list[Tr
     """Rows with true log-probabilities of the policy; foreign ones pretend to come from an author a little surer."""
     sampler = TransformersSampler(learner.policy, stop_token_ids=range(0, 300, 7), pad_token_id=0, batch_rows=64)
     prompts = [(5, 6, 7), (9, 10, 11, 12, 13)]
-    groups = sampler.sample(
-        prompts, answers=(own + foreign) // 2, temperature=0.9, top_p=1.0, max_new_tokens=9, seed=2
-    )
+    groups = sampler.sample(prompts, answers=(own + foreign) // 2, temperature=0.9, top_p=1.0, max_new_tokens=9, seed=2)
     rows = []
     for prompt, group in zip(prompts, groups, strict=True):
         for answer in group:
@@ -186,12 +185,14 @@ def test_a_step_without_any_gradient_moves_nothing(model: Path, tmp_path: Path) 
 
 def test_better_answers_become_more_likely(model: Path, tmp_path: Path) -> None:
     learner = build(model, tmp_path, algorithm=GSPO, learning_rate=1e-3)
-    rows = [row for row in sampled_rows(learner, own=12, foreign=0)]
+    rows = sampled_rows(learner, own=12, foreign=0)
     rows = [dataclasses.replace(row, advantage=1.0 if row.index % 2 else -1.0) for row in rows]
     ratios = learner.update(rows, step=1).ratios
     again = learner.update(rows, step=2).ratios
     assert all(abs(ratio - 1) < 1e-5 for ratio in ratios.values())
-    good = [again["t3" if row.prompt_ids == (5, 6, 7) else "t5", "qwen", row.index] for row in rows if row.advantage > 0]
+    good = [
+        again["t3" if row.prompt_ids == (5, 6, 7) else "t5", "qwen", row.index] for row in rows if row.advantage > 0
+    ]
     bad = [again["t3" if row.prompt_ids == (5, 6, 7) else "t5", "qwen", row.index] for row in rows if row.advantage < 0]
     assert sum(good) / len(good) > 1 > sum(bad) / len(bad)
 

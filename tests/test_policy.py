@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import hacrl.policy as policy_module
 import pytest
 import torch
+
+import hacrl.policy as policy_module
 from hacrl.config import AgentConfig
 from hacrl.errors import ModelError
 from hacrl.policy import Policy, load_policies, load_trained_weights, trained_weights

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from hacrl.config import AgentConfig
 from hacrl.policy import Policy, load_policies
 from hacrl.sampling.sampler import SampledTokens
@@ -31,9 +32,7 @@ def sample(
     seed: int = 1,
 ) -> list[list[SampledTokens]]:
     sampler = TransformersSampler(policy, stop_token_ids=stop, pad_token_id=0, batch_rows=batch_rows)
-    return sampler.sample(
-        PROMPTS, answers=answers, temperature=temperature, top_p=top_p, max_new_tokens=new, seed=seed
-    )
+    return sampler.sample(PROMPTS, answers=answers, temperature=temperature, top_p=top_p, max_new_tokens=new, seed=seed)
 
 
 def logprobs_of(policy: Policy, prompt: tuple[int, ...], answer: SampledTokens, temperature: float) -> torch.Tensor:

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+from runs import run_config
+from safetensors.torch import load_file
+
 from hacrl.errors import ConfigError, RunDirectoryError
 from hacrl.stop import StopRequest
 from hacrl.trainer import train, training_steps
-from runs import run_config
-from safetensors.torch import load_file
 
 
 def metric_lines(run: Path) -> list[dict[str, Any]]:
@@ -100,7 +101,9 @@ def test_every_verified_rollout_reaches_every_learner(finished: Path) -> None:
         pair = f"pair/{learner}/{author}"
         shares = [metrics[f"{pair}/{name}_share"] for name in ("below", "inside", "above")]
         assert sum(shares) == pytest.approx(1)
-        assert {f"{pair}/{name}" for name in ("omega", "s_mean", "effective_sample_size", "weight_share")} <= set(metrics)
+        assert {f"{pair}/{name}" for name in ("omega", "s_mean", "effective_sample_size", "weight_share")} <= set(
+            metrics
+        )
         assert metrics[f"{pair}/rows"] == 12
 
 
@@ -165,7 +168,8 @@ sys.modules["hacrl"] = None
 from transformers import AutoModelForCausalLM, AutoTokenizer
 for folder in sys.argv[1:]:
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    text = tokenizer.apply_chat_template([{"role": "user", "content": "2 + 3?"}], tokenize=False, add_generation_prompt=True)
+    messages = [{"role": "user", "content": "2 + 3?"}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     ids = tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
     print("tokens", model.generate(ids, max_new_tokens=3, do_sample=False).shape[1] - ids.shape[1])
 """

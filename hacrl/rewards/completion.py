@@ -22,4 +22,7 @@ def as_completion(prompt: Prompt, text: str) -> str | list[dict[str, str]]:
 
 def completion_text(completion: str | Sequence[Any]) -> str:
     """The text of a completion in either form; of a conversation the last message counts."""
-    return completion if isinstance(completion, str) else completion[-1]["content"]
+    if isinstance(completion, str):
+        return completion
+    last: Any = completion[-1]
+    return str(last["content"])

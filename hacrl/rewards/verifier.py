@@ -9,6 +9,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from types import TracebackType
 
 from pebble import ProcessExpired, ProcessPool
@@ -150,7 +151,7 @@ class Verifier:
                 # The pool has broken, perhaps long ago: an idle worker was killed from outside.
                 break
             futures.append(future)
-            future.add_done_callback(lambda _, position=position: done.put(position))
+            future.add_done_callback(partial(_tell, done, position))
         for _ in futures:
             try:
                 position = done.get(timeout=self.time_limit_s + STALL_MARGIN_S)
@@ -234,6 +235,10 @@ def _group(tasks: Sequence[Task]) -> list[list[int]]:
             ordered.append(group)
         group.append(position)
     return ordered
+
+
+def _tell(done: queue.SimpleQueue[int], position: int, _: Future[Outcome]) -> None:
+    done.put(position)
 
 
 def _only(outcome: Outcome, index: int) -> Outcome:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.context import SpawnContext, SpawnProcess
+from typing import Any
 
 _starting = threading.Lock()
 
@@ -16,7 +17,7 @@ def _hidden_main() -> Iterator[None]:
     main = sys.modules["__main__"]
     attributes = vars(main)
     with _starting:
-        hidden = {name: attributes.pop(name) for name in ("__spec__", "__file__") if name in attributes}
+        hidden: dict[str, Any] = {name: attributes.pop(name) for name in ("__spec__", "__file__") if name in attributes}
         attributes["__spec__"] = None
         try:
             yield

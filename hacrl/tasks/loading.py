@@ -23,6 +23,7 @@ def load_tasks(source: DatasetConfig | ReasoningGymConfig | FunctionTasksConfig,
     Raises: TaskError naming source, row, value and remedy.
     """
     check_template(source.template, name=name)
+    rows: DatasetRows | ReasoningGymRows | FunctionRows
     match source:
         case DatasetConfig():
             rows = DatasetRows(source, name=name)
