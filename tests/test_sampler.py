@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from hacrl.config import AgentConfig
 from hacrl.policy import Policy, load_policies
 from hacrl.sampling.sampler import SampledTokens
-from hacrl.sampling.transformers import TransformersSampler
+from hacrl.sampling.transformers import TransformersSampler, _choose
 
 PROMPTS = [(5, 6, 7), (8, 9), (10, 11, 12, 13, 14, 15, 16), (17,)]
 
@@ -128,3 +129,12 @@ def test_frequencies_follow_the_tempered_distribution(policy: Policy) -> None:
     expectation = torch.cat([top.values, 1 - top.values.sum()[None]]).double() * 4000
     chi_square = float(((observed - expectation) ** 2 / expectation).sum())
     assert chi_square < 26.1  # 99.9 % quantile for 8 degrees of freedom
+
+
+def test_a_token_without_mass_is_never_drawn() -> None:
+    logits = torch.full((5000, 6), -math.inf)
+    logits[:, 2], logits[:, 4] = 0.0, 1.0
+    ids, logprobs = _choose(logits, 1.0, 1.0, torch.Generator().manual_seed(0))
+    assert set(ids.tolist()) == {2, 4}
+    assert (ids == 4).double().mean() == pytest.approx(math.e / (1 + math.e), abs=0.03)
+    assert logprobs[ids == 2].unique().item() == pytest.approx(-math.log(1 + math.e), abs=1e-6)

@@ -137,7 +137,13 @@ def _choose(logits: Tensor, temperature: float, top_p: float, generator: torch.G
         from transformers import TopPLogitsWarper
 
         logits = TopPLogitsWarper(top_p)(None, logits)
-    log_normaliser = logits.logsumexp(-1)
-    probabilities = (logits - log_normaliser[:, None]).exp()
-    ids = torch.multinomial(probabilities, 1, generator=generator).squeeze(1)
-    return ids, logits.gather(1, ids[:, None]).squeeze(1) - log_normaliser
+    # The inverse of the distribution function, with one uniform number per row: torch.multinomial draws one per entry
+    # of the vocabulary, which for 262,144 entries takes as long as the output layer itself.
+    highest = logits.max(-1, keepdim=True).values
+    mass = (logits - highest).exp().cumsum(-1, dtype=torch.float64)
+    total = mass[:, -1:]
+    uniform = torch.rand(total.shape, generator=generator, dtype=torch.float64, device=logits.device)
+    # `right`: an entry without mass is never chosen, not even by a draw of exactly 0.
+    ids = torch.searchsorted(mass, uniform * total, right=True).clamp(max=logits.shape[1] - 1)
+    log_normaliser = highest + total.log().float()
+    return ids.squeeze(1), (logits.gather(1, ids) - log_normaliser).squeeze(1)
