@@ -149,6 +149,15 @@ def test_each_clip_distance_changes_the_result(name: str, option: str) -> None:
     assert changed == ([True, False, False, False] if option == "clip_low" else [False, True, False, False])
 
 
+@pytest.mark.parametrize("log_ratio", [-0.5, 0.5])
+def test_row_without_advantage_is_never_counted_as_clipped(log_ratio: float) -> None:
+    rows = rows_of([log_ratio, log_ratio], advantages=[0.0, math.copysign(1, log_ratio)], own=[True, True])
+    author = rows.logprobs_BT - log_ratio
+    for output in (hacpo_loss(rows), gspo_loss(rows)):
+        assert output.metrics["band"].tolist() == [0.0, math.copysign(1, log_ratio)]
+    assert grpo_loss(rows, author=author).metrics["clipped_fraction"].tolist() == [0.0, 1.0]
+
+
 def test_first_update_on_own_samples_has_ratio_one() -> None:
     rows = rows_of([0.0, 0.0], lengths=[1, 4], advantages=[1.0, -1.0], own=[True, True])
     for output in (hacpo_loss(rows), gspo_loss(rows), grpo_loss(rows, author=rows.logprobs_BT)):
