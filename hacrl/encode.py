@@ -627,17 +627,45 @@ def collate(samples: Sequence[TrainingSample], *, pad_token_id: int, device: tor
     )
 
 
-def micro_batches(samples: Sequence[TrainingSample], *, max_tokens: int) -> list[list[TrainingSample]]:
-    """Cut rows into parts of at most `max_tokens` padded tokens (rows x longest), longest rows first.
+def micro_batches(
+    samples: Sequence[TrainingSample], *, max_tokens: int, share_prompts: bool = False
+) -> list[list[TrainingSample]]:
+    """Cut rows into parts of at most `max_tokens` computed tokens, padding included.
 
-    A row above `max_tokens` is a part of its own. Rows of equal length keep their order, so the result is a function
-    of the arguments.
+    Computed are rows x longest row or, where `share_prompts`, each different prompt once and every answer. Rows are
+    ordered by length or, if that computes fewer tokens, by prompt. A row above `max_tokens` is a part of its own. Rows
+    that tie keep their order, so the result is a function of the arguments.
     """
-    parts: list[list[TrainingSample]] = []
-    longest = 0
-    for sample in sorted(samples, key=lambda sample: -len(sample.prompt_ids) - len(sample.completion_ids)):
-        if not parts or (len(parts[-1]) + 1) * longest > max_tokens:
-            parts.append([])
-            longest = len(sample.prompt_ids) + len(sample.completion_ids)
-        parts[-1].append(sample)
+    by_length = sorted(samples, key=lambda sample: -len(sample.prompt_ids) - len(sample.completion_ids))
+    cut = _cut(by_length, max_tokens, share_prompts)
+    if share_prompts:
+        by_prompt = sorted(by_length, key=lambda sample: (-len(sample.prompt_ids), sample.prompt_ids))
+        cut = min(cut, _cut(by_prompt, max_tokens, share_prompts), key=lambda parts: sum(cost for _, cost in parts))
+    return [part for part, _ in cut]
+
+
+def _cut(
+    samples: Sequence[TrainingSample], max_tokens: int, share_prompts: bool
+) -> list[tuple[list[TrainingSample], int]]:
+    """Consecutive rows in parts, each with its number of computed tokens."""
+    parts: list[tuple[list[TrainingSample], int]] = []
+    prompts: set[tuple[int, ...]] = set()
+    prompt = completion = whole = 0
+    for sample in samples:
+        lengths = len(sample.prompt_ids), len(sample.completion_ids)
+        for attempt in ("same part", "new part"):
+            if attempt == "new part" or not parts:
+                parts.append(([], 0))
+                prompts, prompt, completion, whole = set(), 0, 0, 0
+            rows = len(parts[-1][0]) + 1
+            longest_prompt, longest_completion = max(prompt, lengths[0]), max(completion, lengths[1])
+            longest = max(whole, sum(lengths))
+            different = len(prompts) + (sample.prompt_ids not in prompts)
+            shared = different * longest_prompt + rows * longest_completion
+            cost = min(shared, rows * longest) if share_prompts else rows * longest
+            if cost <= max_tokens or rows == 1:
+                break
+        prompts.add(sample.prompt_ids)
+        prompt, completion, whole = longest_prompt, longest_completion, longest
+        parts[-1] = ([*parts[-1][0], sample], cost)
     return parts

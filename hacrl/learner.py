@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import json
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,7 +113,10 @@ class Learner:
                 updates += 1
         metrics.total("updates", updates)
         metrics.mean("learning_rate", self.optimizer.param_groups[0]["lr"])
-        self.scheduler.step()
+        with warnings.catch_warnings():
+            # A step without any gradient makes no optimizer step, which torch takes for a wrong order of calls.
+            warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step", category=UserWarning)
+            self.scheduler.step()
         return Update(metrics=metrics, ratios=ratios)
 
     def _minibatches(self, samples: Sequence[TrainingSample], step: int) -> list[list[TrainingSample]]:
@@ -124,6 +128,9 @@ class Learner:
             parts = [[row for row in shuffled if row.own], [row for row in shuffled if not row.own]]
         size = self.minibatch_rows
         return [part[first : first + size] for part in parts for first in range(0, len(part), size)]
+
+    def _micro_batches(self, rows: list[TrainingSample]) -> list[list[TrainingSample]]:
+        return micro_batches(rows, max_tokens=self.agent.micro_batch_tokens, share_prompts=self.policy.shares_prompts)
 
     def _carries_gradient(self, sample: TrainingSample) -> bool:
         return sample.advantage != 0 or (sample.own and self.agent.kl_coefficient > 0)
@@ -138,7 +145,7 @@ class Learner:
         step: int,
     ) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        for micro in micro_batches(rows, max_tokens=self.agent.micro_batch_tokens):
+        for micro in self._micro_batches(rows):
             batch = collate(micro, pad_token_id=self.pad_token_id, device=self.policy.device)
             logprobs_BT, entropy_BT = self.policy.token_logprobs(
                 batch.input_ids_BT, batch.attention_mask_BT, batch.mask_BT, temperature=self.temperature
@@ -190,7 +197,7 @@ class Learner:
         result = {id(sample): sample for sample in samples}
         own = [sample for sample in samples if sample.own and self._carries_gradient(sample)]
         with self.policy.active():
-            for micro in micro_batches(own, max_tokens=self.agent.micro_batch_tokens):
+            for micro in self._micro_batches(own):
                 batch = collate(micro, pad_token_id=self.pad_token_id, device=self.policy.device)
                 logprobs_BT, _ = self.policy.token_logprobs(
                     batch.input_ids_BT, batch.attention_mask_BT, batch.mask_BT, temperature=self.temperature

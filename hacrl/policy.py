@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -48,7 +49,10 @@ class Policy:
         # Models took `past_key_values` before transformers renamed it to `cache`.
         parameters = inspect.signature(type(self.causal_lm).forward).parameters
         self.cache_argument = "cache" if "cache" in parameters else "past_key_values"
+        self.shares_prompts = False
         self.chunked_head = self._head_matches_model()
+        # Gradient checkpointing and a cache exclude each other.
+        self.shares_prompts = not gradient_checkpointing and self._shared_prompts_match()
 
     @property
     def config(self) -> Any:
@@ -127,23 +131,57 @@ class Policy:
         flows through the log-probabilities only. The vocabulary dimension exists for `LOGIT_CHUNK_ELEMENTS`
         elements at a time, in the forward and in the backward pass.
         """
-        position_ids = (attention_mask_BT.cumsum(1) - 1).clamp(min=0)
-        arguments = {"input_ids": input_ids_BT, "attention_mask": attention_mask_BT, "position_ids": position_ids}
         targets_N = input_ids_BT[mask_BT]
-        before_BT = mask_BT.roll(-1, dims=1)
-        if self.chunked_head:
-            hidden_NH = self.causal_lm.get_decoder()(**arguments, use_cache=False).last_hidden_state[before_BT]
-            head: Callable[[Tensor], Tensor] = self._head
+        if self.shares_prompts and (groups := _PromptGroups.find(input_ids_BT, attention_mask_BT, mask_BT)) is not None:
+            hidden_NH = self._hidden_after_shared_prompts(groups)
         else:
-            hidden_NH = self.causal_lm(**arguments, use_cache=False).logits[before_BT]
-            head = nn.Identity()
+            hidden_NH = self._hidden(input_ids_BT, attention_mask_BT)[mask_BT.roll(-1, dims=1)]
         logprobs_N, entropy_N = _chunked_logprobs(
-            hidden_NH, targets_N, head, temperature=temperature, chunk=max(1, LOGIT_CHUNK_ELEMENTS // self.vocabulary)
+            hidden_NH,
+            targets_N,
+            self._head if self.chunked_head else nn.Identity(),
+            temperature=temperature,
+            chunk=max(1, LOGIT_CHUNK_ELEMENTS // self.vocabulary),
         )
         logprobs_BT = torch.zeros(mask_BT.shape, dtype=torch.float32, device=mask_BT.device)
         entropy_BT = torch.zeros_like(logprobs_BT)
         entropy_BT[mask_BT] = entropy_N
         return logprobs_BT.masked_scatter(mask_BT, logprobs_N), entropy_BT
+
+    def _hidden(self, input_ids: Tensor, attention_mask: Tensor, cache: Any = None) -> Tensor:
+        """What the head takes, at every place of `input_ids`: last hidden states, or logits without `chunked_head`.
+
+        With a cache, `attention_mask` covers its places too, and the cache is extended.
+        """
+        position_ids = (attention_mask.cumsum(1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
+        caching = {"use_cache": False} if cache is None else {"use_cache": True, self.cache_argument: cache}
+        arguments = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
+            **caching,
+        }
+        if self.chunked_head:
+            return self.causal_lm.get_decoder()(**arguments).last_hidden_state
+        return self.causal_lm(**arguments).logits
+
+    def _hidden_after_shared_prompts(self, groups: _PromptGroups) -> Tensor:
+        """The same as `_hidden` at the places before answer tokens (N x H), each different prompt computed once.
+
+        Gradient flows from all answers through the cache into their common prompt.
+        """
+        from transformers import DynamicCache
+
+        cache = DynamicCache(config=self.config)
+        prompts = self._hidden(groups.prompt_ids_UP, groups.prompt_mask_UP, cache)
+        cache.batch_select_indices(groups.prompt_of_row_B)
+        first_B1H = prompts[:, -1:][groups.prompt_of_row_B]
+        if groups.answer_ids_BA.shape[1] == 1:
+            return first_B1H[groups.answer_mask_BA]
+        # The last token of an answer predicts nothing that is asked for.
+        attention = torch.cat([groups.prompt_mask_UP[groups.prompt_of_row_B], groups.answer_mask_BA.long()], 1)[:, :-1]
+        later = self._hidden(groups.answer_ids_BA[:, :-1], attention, cache)
+        return torch.cat([first_B1H, later], 1)[groups.answer_mask_BA]
 
     def _head(self, hidden_NH: Tensor) -> Tensor:
         logits = self.causal_lm.get_output_embeddings()(hidden_NH).float()
@@ -172,6 +210,72 @@ class Policy:
                 return False
             expected = self.causal_lm(input_ids=ids, use_cache=False).logits.float()
         return own.shape == expected.shape and torch.allclose(own, expected, rtol=1e-3, atol=1e-3)
+
+    @torch.no_grad()
+    def _shared_prompts_match(self) -> bool:
+        """Whether prompts computed once, through the cache, give the probabilities of whole rows; tried once, too.
+
+        Not every architecture has a cache whose rows can be selected (state-space layers, for instance).
+        """
+        ids = (torch.arange(24, device=self.device) * 7 + 1).remainder(self.vocabulary)
+        prompts, answers = (ids[:5], ids[2:5]), ids[5:20].reshape(3, 5)
+        rows = [torch.cat([prompts[index], answer]) for index, answer in zip((0, 0, 1), answers, strict=True)]
+        attention = torch.tensor([[1] * 10, [1] * 9 + [0], [1] * 8 + [0, 0]], device=self.device)
+        input_ids = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        mask = attention.bool() & (torch.arange(10, device=self.device) >= torch.tensor([[5], [5], [3]]).to(ids))
+        tolerance = 1e-3 if self.compute_dtype is torch.float32 else 5e-2
+        with self.active():
+            expected, _ = self.token_logprobs(input_ids, attention, mask, temperature=1.0)
+            self.shares_prompts = True
+            try:
+                shared, _ = self.token_logprobs(input_ids, attention, mask, temperature=1.0)
+            except (AttributeError, TypeError, ValueError, RuntimeError, NotImplementedError):
+                return False
+            finally:
+                self.shares_prompts = False
+        return torch.allclose(shared, expected, rtol=tolerance, atol=tolerance)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _PromptGroups:
+    """Rows taken apart: U different prompts, padded on the left, and the answer of every row, padded on the right."""
+
+    prompt_ids_UP: Tensor
+    prompt_mask_UP: Tensor
+    prompt_of_row_B: Tensor
+    answer_ids_BA: Tensor
+    answer_mask_BA: Tensor
+
+    @classmethod
+    def find(cls, input_ids_BT: Tensor, attention_mask_BT: Tensor, mask_BT: Tensor) -> _PromptGroups | None:
+        """None where taking rows apart saves no computed token, or where a row is no prompt followed by an answer."""
+        answers_B = mask_BT.sum(1)
+        prompts_B = attention_mask_BT.sum(1) - answers_B
+        lengths = list(zip(prompts_B.tolist(), answers_B.tolist(), strict=True))
+        place_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
+        follows = (place_T >= prompts_B[:, None]) & (place_T < (prompts_B + answers_B)[:, None])
+        if min(min(pair) for pair in lengths) == 0 or not torch.equal(follows, mask_BT):
+            return None
+        rows = input_ids_BT.tolist()
+        numbers: dict[tuple[int, ...], int] = {}
+        prompt_of_row = [
+            numbers.setdefault(tuple(row[:prompt]), len(numbers))
+            for row, (prompt, _) in zip(rows, lengths, strict=True)
+        ]
+        longest_prompt, longest_answer = max(map(len, numbers)), max(answer for _, answer in lengths)
+        if len(numbers) * longest_prompt + len(rows) * longest_answer >= mask_BT.numel():
+            return None
+        prompt_ids = [[0] * (longest_prompt - len(prompt)) + list(prompt) for prompt in numbers]
+        prompt_mask = [[0] * (longest_prompt - len(prompt)) + [1] * len(prompt) for prompt in numbers]
+        device = input_ids_BT.device
+        answer_place_BA = (prompts_B[:, None] + torch.arange(longest_answer, device=device)).clamp(max=len(place_T) - 1)
+        return cls(
+            prompt_ids_UP=torch.tensor(prompt_ids, device=device),
+            prompt_mask_UP=torch.tensor(prompt_mask, device=device),
+            prompt_of_row_B=torch.tensor(prompt_of_row, device=device),
+            answer_ids_BA=input_ids_BT.gather(1, answer_place_BA),
+            answer_mask_BA=torch.arange(longest_answer, device=device) < answers_B[:, None],
+        )
 
 
 def _chunked_logprobs(

@@ -203,3 +203,74 @@ def test_a_models_own_dropout_is_off_and_its_configuration_untouched(tmp_path: P
         trained, _ = gpt2.token_logprobs(*rows(), temperature=1.0)
     assert torch.equal(sampled, trained)
     assert gpt2.config.resid_pdrop == 0.1
+
+
+def shared_rows() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Five rows on two prompts of lengths 6 and 3, answers of lengths 4, 1, 3, 2 and 4."""
+    generator = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(5, 200, (length,), generator=generator) for length in (6, 3)]
+    parts = [(0, 4), (1, 1), (0, 3), (1, 2), (0, 4)]
+    rows = [torch.cat([prompts[which], torch.randint(5, 200, (n,), generator=generator)]) for which, n in parts]
+    input_ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    lengths = torch.tensor([len(row) for row in rows])[:, None]
+    starts = torch.tensor([len(prompts[which]) for which, _ in parts])[:, None]
+    place = torch.arange(input_ids.shape[1])
+    return input_ids, (place < lengths).long(), (place < lengths) & (place >= starts)
+
+
+@pytest.mark.parametrize("family", ["qwen", "llama", "gemma-sliding"])
+def test_a_prompt_computed_once_for_its_answers_changes_neither_value_nor_gradient(
+    tiny_models: dict[str, Path], family: str
+) -> None:
+    if family == "gemma-sliding":
+        from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+        torch.manual_seed(0)
+        config = Gemma3TextConfig(
+            vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=2,
+            num_key_value_heads=1, head_dim=16, sliding_window=4,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        )  # fmt: skip
+        policy = Policy(
+            Gemma3ForCausalLM(config),
+            adapter=None,
+            trains=True,
+            device=torch.device("cpu"),
+            compute_dtype=torch.float32,
+        )
+    else:
+        policy = load_policies([agent(family, tiny_models[family])], seed=0)[family]
+    assert policy.shares_prompts
+    computed = []
+    policy.causal_lm.get_input_embeddings().register_forward_hook(
+        lambda _module, _inputs, output: computed.append(output.shape[0] * output.shape[1])
+    )
+    results = []
+    for shares in (True, False):
+        policy.shares_prompts = shares
+        policy.model.zero_grad()
+        with policy.training():
+            logprobs, entropy = policy.token_logprobs(*shared_rows(), temperature=0.7)
+        (logprobs * torch.arange(logprobs.shape[1])).sum().backward()
+        results.append((logprobs.detach(), entropy, {n: p.grad.clone() for n, p in policy.model.named_parameters()}))
+    torch.testing.assert_close(results[0][0], results[1][0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(results[0][1], results[1][1], rtol=1e-5, atol=1e-5)
+    for name, gradient in results[0][2].items():
+        torch.testing.assert_close(gradient, results[1][2][name], rtol=1e-3, atol=1e-5)
+    assert computed == [2 * 6, 5 * 3, 5 * 10]
+
+
+def test_a_policy_whose_cache_cannot_be_selected_computes_whole_rows(
+    tiny_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import DynamicCache
+
+    def unsupported(self: Any, indices: torch.Tensor) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(DynamicCache, "batch_select_indices", unsupported)
+    policy = load_policies([agent("qwen", tiny_models["qwen"])], seed=0)["qwen"]
+    assert not policy.shares_prompts
+    with policy.active():
+        logprobs, _ = policy.token_logprobs(*rows(), temperature=0.7)
+    torch.testing.assert_close(logprobs, reference_logprobs(policy, 0.7), rtol=1e-5, atol=1e-5)
