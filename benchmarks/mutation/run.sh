@@ -4,14 +4,14 @@
 #   benchmarks/mutation/run.sh [WORK_DIRECTORY]
 #
 # The algorithms and their tests are copied into the work directory (a fresh temporary one by default) and changed
-# there only; given an earlier one, mutants of unchanged functions keep their result. PYTHON names the interpreter (an
-# absolute path; .venv's by default), JOBS the number of processes. The tool is installed if it is missing. Prints every
+# there only; given an earlier one, mutants of unchanged functions keep their result. MUTATION_PYTHON names the
+# interpreter (an absolute path; .venv's by default), JOBS the number of processes. The tool is installed if it is missing. Prints every
 # mutant that no test noticed; docs/mutation.md explains those that remain.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 work=${1:-$(mktemp -d)}
-python=${PYTHON:-$root/.venv/bin/python}
+python=${MUTATION_PYTHON:-$root/.venv/bin/python}
 "$python" -c 'import mutmut' 2> /dev/null \
     || "$python" -m pip install --quiet --constraint "$root/constraints.txt" mutmut==3.8.1
 export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
