@@ -5,8 +5,8 @@
 #
 # The algorithms and their tests are copied into the work directory (a fresh temporary one by default) and changed
 # there only; given an earlier one, mutants of unchanged functions keep their result. MUTATION_PYTHON names the
-# interpreter (an absolute path; .venv's by default), JOBS the number of processes. The tool is installed if it is missing. Prints every
-# mutant that no test noticed; docs/mutation.md explains those that remain.
+# interpreter (an absolute path; .venv's by default), JOBS the number of processes. The tool is installed if it is
+# missing. Prints every mutant that no test noticed; docs/mutation.md explains those that remain.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
