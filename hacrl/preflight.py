@@ -11,7 +11,7 @@ from hacrl.config import RunConfig, TaskSourceConfig
 from hacrl.encode import Encoder
 from hacrl.errors import ConfigError, HacrlError
 from hacrl.rewards import RewardSet, RewardSpec, load_rewards
-from hacrl.tasks import load_tasks
+from hacrl.tasks import load_tasks, overlap
 from hacrl.types import Task
 
 T = TypeVar("T")
@@ -19,13 +19,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
-    """A run's parts that need no model. `dropped_prompts` counts tasks left out as too long, by source."""
+    """A run's parts that need no model.
+
+    `dropped_tasks` counts those left out, by source: prompts too long, or held-out questions that are trained on.
+    """
 
     train: list[Task]
     evaluation: Mapping[str, list[Task]]
     rewards: RewardSet
     encoders: Mapping[str, Encoder]
-    dropped_prompts: Mapping[str, int]
+    dropped_tasks: Mapping[str, int]
 
 
 def prepare(config: RunConfig) -> Prepared:
@@ -71,6 +74,17 @@ def prepare(config: RunConfig) -> Prepared:
             dropped[name] = len(items) - len(kept) if kept is not None else 0
             tasks[name] = kept
     train = tasks["train"]
+    for name, source in config.tasks.eval.items():
+        items = tasks.get(name)
+        if train is not None and items is not None and source.trained_questions == "drop":
+            trained = {task_id for _, task_id in overlap(train, items)}
+            tasks[name] = [task for task in items if task.id not in trained]
+            dropped[name] += len(trained)
+            if not tasks[name]:
+                problems.append(
+                    f"tasks.eval.{name}: all {len(items)} questions are training questions, and trained_questions: "
+                    f"drop leaves none; use other tasks, or another seed far from the training one"
+                )
     if train is not None and len(train) < config.prompts_per_step:
         problems.append(
             f"prompts_per_step: {config.prompts_per_step}, but tasks.train has {len(train)} usable task(s); a step "
@@ -85,7 +99,7 @@ def prepare(config: RunConfig) -> Prepared:
         evaluation={name: items for name, items in tasks.items() if name != "train" and items is not None},
         rewards=rewards,
         encoders={name: encoder for name, encoder in encoders.items() if encoder is not None},
-        dropped_prompts=dropped,
+        dropped_tasks=dropped,
     )
 
 

@@ -127,7 +127,7 @@ def _sources(prepared: Prepared) -> Iterator[SourceReport]:
         yield SourceReport(
             name=name,
             tasks=len(tasks),
-            dropped=prepared.dropped_prompts.get(name, 0),
+            dropped=prepared.dropped_tasks.get(name, 0),
             overlap=() if name == "train" else tuple(overlap(prepared.train, tasks)),
         )
 

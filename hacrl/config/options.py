@@ -167,6 +167,11 @@ class _SourceConfig(_Section):
     template: str = Field("{prompt}", description="Text around the prompt, or around the last user message.")
     limit: int | None = Field(None, ge=1, description="Use only this many tasks.")
     shuffle_seed: int | None = Field(None, description="Shuffle with this seed before `limit`; file order if left out.")
+    trained_questions: Literal["keep", "drop"] = Field(
+        "keep",
+        description="Held-out sources: tasks whose question is also a training question are kept (`check` warns), or "
+        "left out (counted).",
+    )
     long_prompts: Literal["error", "drop"] = Field(
         "error", description="A prompt above an agent's max_prompt_tokens: refuse to start, or drop the task (counted)."
     )
