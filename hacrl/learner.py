@@ -77,12 +77,17 @@ class Learner:
             eps=agent.optimizer.eps,
             weight_decay=agent.optimizer.weight_decay,
         )
+        warmup = agent.schedule.warmup_steps
         self.scheduler = get_scheduler(
-            agent.schedule.name,
+            # transformers' plain `constant` knows no warm-up.
+            "constant_with_warmup" if agent.schedule.name == "constant" else agent.schedule.name,
             self.optimizer,
-            num_warmup_steps=agent.schedule.warmup_steps,
+            num_warmup_steps=warmup,
             num_training_steps=steps,
         )
+        if warmup > 0:
+            # Its warm-up begins at 0, and a step whose rollouts move nothing would be wasted.
+            self._advance_schedule()
         self.recomputes_old_logprobs = agent.old_logprobs == "learner" or (
             agent.old_logprobs == "auto" and policy.compute_dtype is not torch.float32
         )
@@ -113,11 +118,14 @@ class Learner:
                 updates += 1
         metrics.total("updates", updates)
         metrics.mean("learning_rate", self.optimizer.param_groups[0]["lr"])
+        self._advance_schedule()
+        return Update(metrics=metrics, ratios=ratios)
+
+    def _advance_schedule(self) -> None:
         with warnings.catch_warnings():
             # A step without any gradient makes no optimizer step, which torch takes for a wrong order of calls.
             warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step", category=UserWarning)
             self.scheduler.step()
-        return Update(metrics=metrics, ratios=ratios)
 
     def _minibatches(self, samples: Sequence[TrainingSample], step: int) -> list[list[TrainingSample]]:
         """Shuffled rows in minibatches: own rows first, or all mixed. The shuffle is a function of seed and step."""

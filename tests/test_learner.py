@@ -251,6 +251,25 @@ def test_a_restored_learner_continues_bit_for_bit(model: Path, tmp_path: Path) -
         parameter.data.copy_(weights[name])
     outcomes = [learner.update(rows, step=2).metrics.values() for learner in (first, second)]
     assert outcomes[0] == outcomes[1]
-    assert outcomes[0]["learning_rate"] == pytest.approx(1e-3 / 2)
+    assert outcomes[0]["learning_rate"] == pytest.approx(1e-3)
     for name, weight in trained_weights(first.policy).items():
         assert torch.equal(weight, trained_weights(second.policy)[name])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ({"name": "constant"}, [1.0, 1.0, 1.0, 1.0]),
+        ({"name": "constant", "warmup_steps": 4}, [0.25, 0.5, 0.75, 1.0]),
+        ({"name": "linear"}, [1.0, 0.9, 0.8, 0.7]),
+        ({"name": "linear", "warmup_steps": 2}, [0.5, 1.0, 0.875, 0.75]),
+        ({"name": "cosine", "warmup_steps": 2}, [0.5, 1.0, 0.9619, 0.8536]),
+    ],
+)
+def test_the_learning_rate_follows_its_schedule(
+    model: Path, tmp_path: Path, schedule: dict[str, Any], expected: list[float]
+) -> None:
+    learner = build(model, tmp_path, schedule=schedule)
+    rows = sampled_rows(learner, own=2, foreign=0)
+    rates = [learner.update(rows, step=step).metrics.values()["learning_rate"] for step in range(1, 5)]
+    assert rates == pytest.approx([1e-3 * share for share in expected], rel=1e-3)

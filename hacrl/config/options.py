@@ -112,7 +112,9 @@ class ScheduleConfig(_Section):
     """Learning rate over the run's steps (transformers' schedulers)."""
 
     name: Literal["constant", "linear", "cosine"] = Field("constant", description="Shape after warm-up.")
-    warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up from 0.")
+    warmup_steps: int = Field(
+        0, ge=0, description="Steps of linear warm-up: the first step has 1/warmup_steps of the peak."
+    )
 
 
 class AgentConfig(_Section):
