@@ -140,6 +140,13 @@ class Encoder:
                 f"agent {agent.name}: no tokenizer can be loaded from {source!r}: {type(error).__name__}: "
                 f"{' '.join(str(error).split())[:300]}; set `tokenizer` to a repository or folder that has one"
             ) from error
+        # Some tokenizer classes come up empty where their files are missing, instead of failing.
+        words = cast(list[int], tokenizer.encode("The answer is 42.", add_special_tokens=False))
+        if set(words) <= {tokenizer.unk_token_id}:
+            raise ModelError(
+                f"agent {agent.name}: no tokenizer can be loaded from {source!r}: it has no vocabulary "
+                f"({len(tokenizer)} tokens); set `tokenizer` to a repository or folder that has one"
+            )
         generation = _generation_settings(agent, common)
         return cls(
             tokenizer,

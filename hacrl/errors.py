@@ -23,6 +23,10 @@ class ConfigError(HacrlError):
             lines = "\n".join(f"  {number}. {problem}" for number, problem in enumerate(self.problems, 1))
             super().__init__(f"{len(self.problems)} problems\n{lines}")
 
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[str, ...]]]:
+        # Errors cross process borders; pickle would rebuild this one from its message.
+        return type(self), (self.problems,)
+
 
 class TaskError(HacrlError):
     """A dataset row or generator cannot be turned into a `Task`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,10 +105,7 @@ class Policy:
             return {}
         if self.adapter is None:
             return dict(self.model.named_parameters())
-        marker = f".{self.adapter}."
-        return {
-            name: parameter for name, parameter in self.model.named_parameters() if "lora_" in name and marker in name
-        }
+        return {name: parameter for name, parameter in self.model.named_parameters() if _belongs_to(name, self.adapter)}
 
     def decode_step(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, cache: Any) -> Tensor:
         """Logits (B x V, float32) after the last position; `cache` is extended in place."""
@@ -377,7 +375,7 @@ def _load_model(agent: AgentConfig, device: torch.device, dtype: torch.dtype) ->
         arguments["attn_implementation"] = agent.attention
     try:
         model = AutoModelForCausalLM.from_pretrained(agent.model, dtype=dtype, **arguments)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+    except Exception as error:  # broken weights, sizes that do not fit, missing libraries: no common error type
         where = "local folder" if Path(agent.model).exists() else "hub id (no such local folder)"
         raise ModelError(f"agent {agent.name}: cannot load model {agent.model!r} ({where}): {error}") from error
     if agent.gguf_file is not None:
@@ -435,14 +433,20 @@ def add_adapter(model: nn.Module, agent: AgentConfig) -> nn.Module:
     except ValueError as error:
         raise ModelError(f"agent {agent.name}: lora.target_modules {agent.lora.target_modules!r}: {error}") from error
     for key, parameter in model.named_parameters():
-        if "lora_" in key and f".{name}." in key:
+        if _belongs_to(key, name):
             parameter.data = parameter.data.float()
     return model
 
 
+def _belongs_to(parameter: str, adapter: str) -> bool:
+    """Whether a parameter is one of this adapter's: `...lora_A.NAME.weight`, or `...lora_embedding_A.NAME`."""
+    # An agent may be called `1` or `model`, which also stand elsewhere in the names of parameters.
+    return re.search(rf"\.lora_\w+\.{re.escape(adapter)}(\.|$)", parameter) is not None
+
+
 def _adapter_name(agent: AgentConfig) -> str:
-    # Module names must not hold dots.
-    return agent.name.replace(".", "_")
+    # Module names must not hold dots; `:` stands in no agent's name, so two names stay two.
+    return agent.name.replace(".", ":")
 
 
 # ---------------------------------------------------------------- weights on disk
@@ -459,6 +463,12 @@ def load_trained_weights(policy: Policy, weights: Mapping[str, Tensor]) -> None:
     if parameters.keys() != weights.keys():
         odd = sorted(parameters.keys() ^ weights.keys())[:4]
         raise ModelError(f"saved weights do not fit the model: {odd} stand on one side only")
+    for name, parameter in parameters.items():
+        if parameter.shape != weights[name].shape:
+            raise ModelError(
+                f"saved weights do not fit the model: {name} has shape {tuple(weights[name].shape)}, the model's has "
+                f"{tuple(parameter.shape)}"
+            )
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(weights[name])

@@ -58,13 +58,16 @@ def prepare(config: RunConfig) -> Prepared:
                 attempt(partial(_check_columns, rewards, items, name))
     for index, agent in enumerate(config.agents):
         encoder, limits = encoders[agent.name], config.sampling_of(agent)
-        longest = limits.max_prompt_tokens + limits.max_new_tokens
-        if encoder is not None and encoder.context_length is not None and longest > encoder.context_length:
-            problems.append(
-                f"agents.{index} ({agent.name}): max_prompt_tokens {limits.max_prompt_tokens} + max_new_tokens "
-                f"{limits.max_new_tokens} = {longest}, but the model's context holds {encoder.context_length} tokens; "
-                f"lower one of them in `sampling`"
-            )
+        answers = {"max_new_tokens": limits.max_new_tokens}
+        if config.tasks.eval and config.evaluation.max_new_tokens is not None:
+            answers["evaluation.max_new_tokens"] = config.evaluation.max_new_tokens
+        for option, tokens in answers.items():
+            longest = limits.max_prompt_tokens + tokens
+            if encoder is not None and encoder.context_length is not None and longest > encoder.context_length:
+                problems.append(
+                    f"agents.{index} ({agent.name}): max_prompt_tokens {limits.max_prompt_tokens} + {option} {tokens} "
+                    f"= {longest}, but the model's context holds {encoder.context_length} tokens; lower one of them"
+                )
     dropped: dict[str, int] = {}
     loaded = {name: encoder for name, encoder in encoders.items() if encoder is not None}
     for name, source in sources.items():
@@ -105,7 +108,8 @@ def prepare(config: RunConfig) -> Prepared:
 
 def _check_columns(rewards: RewardSet, tasks: list[Task], name: str) -> None:
     try:
-        rewards.check_columns(tasks[0].columns)
+        # What every task has: those of a user's function may differ.
+        rewards.check_columns(set.intersection(*(set(task.columns) for task in tasks)))
     except HacrlError as error:
         raise ConfigError([f"tasks.{name}: {error}"]) from error
 

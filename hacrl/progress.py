@@ -181,6 +181,8 @@ def plain_line(history: RunHistory) -> str:
     for agent in config.agents:
         reward = metrics.get(f"agent/{agent.name}/reward/mean")
         text = f"{agent.name} {_number(reward)}"
+        if unscored := metrics.get(f"agent/{agent.name}/reward/unscored"):
+            text += f" ({unscored:.0f} unscored)"
         evaluated = history.held_out(agent.name)
         if evaluated and evaluated[-1][0] == history.done:
             text += f" (held-out {_number(evaluated[-1][1])})"
@@ -333,6 +335,12 @@ class LiveView:
             yield Text(f" last step {latest['time/total']:.1f} s: " + ", ".join(phases), style="dim")
             if rates:
                 yield Text(" " + ", ".join(rates), style="dim")
+            unscored = {
+                agent.name: latest.get(f"agent/{agent.name}/reward/unscored") for agent in self.history.config.agents
+            }
+            told = [f"{name} {count:.0f}" for name, count in unscored.items() if count]
+            if told:
+                yield Text(f" answers without a score: {', '.join(told)}", style="yellow")
         if self.phase is not None:
             begun = self.history.done + 1
             where = {"evaluate": f"after step {self.history.done}", "export": ""}.get(self.phase, f"step {begun}")

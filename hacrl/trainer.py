@@ -4,6 +4,7 @@ is worth to each learner, each learner updates itself."""
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from hacrl.execution.fleet import Fleet
 from hacrl.execution.local import LocalFleet
 from hacrl.export import model_card
 from hacrl.preflight import Prepared, prepare
-from hacrl.rewards import Verifier
+from hacrl.rewards import Verifier, check_any_scored
 from hacrl.run_directory import RunDirectory
 from hacrl.step_metrics import rollout_rows, step_metrics
 from hacrl.stop import StopRequest
@@ -61,6 +62,9 @@ def training_steps(
     clock = Clock(on_phase)
     with clock.phase("prepare"):
         prepared = prepare(config)
+    for name, count in prepared.dropped_tasks.items():
+        if count:
+            warnings.warn(f"tasks.{name}: {count} task(s) left out (long_prompts, trained_questions)", stacklevel=2)
     stop = stop or StopRequest()
     algorithm = build_algorithm(config)
     with (
@@ -181,6 +185,7 @@ def verify(tasks: Sequence[Task], completions: Sequence[Completion], verifier: V
         by_task[completion.task_id].append(completion)
     flat = [(task, completion) for task in tasks for completion in by_task[task.id]]
     verdicts = verifier.verify([task for task, _ in flat], [completion.text for _, completion in flat])
+    check_any_scored(verdicts)
     rollouts: dict[str, list[Rollout]] = {task.id: [] for task in tasks}
     for (task, completion), verdict in zip(flat, verdicts, strict=True):
         rollouts[task.id].append(Rollout(completion=completion, verdict=verdict))

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -438,8 +439,21 @@ def test_temperature_that_cannot_sample(temperature: float) -> None:
     assert "must be above 0" in line
 
 
-def test_temperature_does_not_matter_to_an_agent_that_never_samples() -> None:
-    load_config(config_with(agents=agents_with({"role": "learner", "sampling": {"temperature": 0}}, {})))
+def test_temperature_matters_to_an_agent_that_never_samples() -> None:
+    # Its log-probabilities are divided by it as well.
+    line = problem(config_with(agents=agents_with({"role": "learner", "sampling": {"temperature": 0}}, {})))
+    assert line.startswith("agents.0 (qwen): sampling temperature is 0; ")
+
+
+@pytest.mark.parametrize("role", ["author", "learner"])
+def test_kl_needs_own_rows_that_are_trained_on(role: str) -> None:
+    line = problem(config_with(agents=agents_with({"role": role, "kl_coefficient": 0.1}, {})))
+    assert line.startswith(f"agents.0 (qwen): role is {role}, so kl_coefficient has no effect")
+
+
+def test_leaving_out_trained_questions_is_for_held_out_sources() -> None:
+    line = problem(config_with(), ("tasks.train.trained_questions=drop",))
+    assert line.startswith("tasks.train.trained_questions: drop is for held-out sources")
 
 
 def test_closing_band_is_refused_with_the_arithmetic() -> None:
@@ -590,3 +604,10 @@ def test_reading_a_configuration_loads_neither_torch_nor_transformers(tmp_path: 
 def test_run_config_can_be_built_in_python() -> None:
     config = RunConfig.model_validate(BASE)
     assert load_config(config) == config
+
+
+def test_the_error_survives_a_process_border() -> None:
+    error = ConfigError(["steps: required and not given", "output: required and not given"])
+    again = pickle.loads(pickle.dumps(error))
+    assert again.problems == error.problems
+    assert str(again) == str(error)

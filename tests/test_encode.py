@@ -896,6 +896,14 @@ def test_from_config_faults(folder: Path, options: dict[str, Any], message: str)
         Encoder.from_config(agent(folder, **options))
 
 
+@pytest.mark.parametrize("family", ["gpt2", "qwen3"])
+def test_a_model_without_tokenizer_files_is_refused(tmp_path: Path, family: str) -> None:
+    # Their tokenizer classes come up without any vocabulary instead of failing.
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    with pytest.raises(ModelError, match=r"agent x: no tokenizer can be loaded from .*no vocabulary"):
+        Encoder.from_config(AgentConfig(name="x", model=str(tmp_path)))
+
+
 def test_from_config_without_model(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"agent a: no model configuration can be loaded from"):
         Encoder.from_config(agent(tmp_path, tokenizer=str(folder)))

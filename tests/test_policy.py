@@ -274,3 +274,29 @@ def test_a_policy_whose_cache_cannot_be_selected_computes_whole_rows(
     with policy.active():
         logprobs, _ = policy.token_logprobs(*rows(), temperature=0.7)
     torch.testing.assert_close(logprobs, reference_logprobs(policy, 0.7), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("names", [("1", "peer"), ("model", "peer"), ("a.b", "a_b")])
+def test_an_adapter_is_its_own_whatever_the_agents_are_called(
+    tiny_models: dict[str, Path], names: tuple[str, str]
+) -> None:
+    lora = {"lora": {"rank": 2, "target_modules": ["q_proj", "embed_tokens"]}}
+    first, second = load_policies([agent(name, tiny_models["qwen"], **lora) for name in names], seed=0).values()
+    assert first.model is second.model
+    parts = [set(policy.trained_parameters()) for policy in (first, second)]
+    # A and B of two layers and of the embeddings.
+    assert [len(part) for part in parts] == [6, 6]
+    assert not parts[0] & parts[1]
+
+
+def test_weights_of_another_size_and_broken_files_are_told(tiny_models: dict[str, Path], tmp_path: Path) -> None:
+    small, large = (
+        load_policies([agent("qwen", tiny_models["qwen"], lora={"rank": rank})], seed=0)["qwen"] for rank in (2, 4)
+    )
+    with pytest.raises(ModelError, match=r"lora_A.*has shape \(4, "):
+        load_trained_weights(small, trained_weights(large))
+    for file in tiny_models["qwen"].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "model.safetensors").write_bytes(b"cut off")
+    with pytest.raises(ModelError, match="cannot load model"):
+        load_policies([agent("qwen", tmp_path)], seed=0)

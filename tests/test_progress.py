@@ -127,6 +127,15 @@ def test_plain_line_is_one_line_with_scores_pairs_and_time(config: RunConfig) ->
     assert line.endswith("10.0 s  812 tokens/s  ETA 6:30")
 
 
+def test_answers_without_a_score_are_told(config: RunConfig) -> None:
+    history = RunHistory(config)
+    history.add(record(1))
+    assert "without a score" not in drawn(LiveView(history), 80)
+    history.add(record(2, **{"agent/qwen/reward/unscored": 3.0}))
+    assert "qwen 0.270 (3 unscored)" in plain_line(history)
+    assert "answers without a score: qwen 3" in drawn(LiveView(history), 80)
+
+
 @pytest.mark.parametrize(("mode", "lines"), [("plain", 3), ("quiet", 0)])
 def test_modes(config: RunConfig, mode: Any, lines: int) -> None:
     console = Console(file=io.StringIO(), width=80)

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from runs import run_config
 from safetensors.torch import load_file
 
-from hacrl.errors import ConfigError, RunDirectoryError
+from hacrl.errors import ConfigError, RewardError, RunDirectoryError
 from hacrl.stop import StopRequest
 from hacrl.trainer import train, training_steps
+from runs import run_config
 
 
 def metric_lines(run: Path) -> list[dict[str, Any]]:
@@ -280,9 +280,46 @@ def test_a_prompt_above_the_limit_is_refused_or_dropped_and_counted(
         next(training_steps(config))
 
 
+def test_dropped_prompts_are_told(tiny_models: dict[str, Path], tmp_path: Path) -> None:
+    questions = ["1 + 1?", "2 + 2?", "What is " + "1 + " * 60 + "1?"]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in questions))
+    config = run_config(tiny_models, tmp_path / "run", steps=1, prompts_per_step=2)
+    config["tasks"] = {"train": {"dataset": str(tmp_path / "data.jsonl"), "long_prompts": "drop"}}
+    with pytest.warns(UserWarning, match="tasks.train: 1 task.* left out"):
+        train(config)
+
+
+def test_columns_are_checked_in_every_task(tiny_models: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from hacrl.types import Task\n"
+        "def tasks():\n"
+        "    return [Task(id=str(n), prompt=f'{n}?', columns={'gold': n} if n < 3 else {}) for n in range(4)]\n"
+        "def reward(completions, gold):\n    return [0.0 for _ in completions]\n"
+    )
+    config = run_config(tiny_models, tmp_path / "run", reward=f"{tmp_path}/mine.py:reward")
+    config["tasks"] = {"train": {"function": f"{tmp_path}/mine.py:tasks"}}
+    with pytest.raises(ConfigError, match="needs gold"):
+        next(training_steps(config))
+
+
+def test_a_step_without_any_score_ends_the_run(tiny_models: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def hangs(completions):\n    while True:\n        pass\n")
+    config = run_config(
+        tiny_models, tmp_path / "run", reward=f"{tmp_path}/mine.py:hangs", prompts_per_step=1, group_size=1,
+        verification={"time_limit_s": 0.2},
+    )  # fmt: skip
+    with pytest.raises(RewardError, match=r"'hangs': none of the 2 answers .*timeout 2.*time_limit_s"):
+        next(training_steps(config))
+
+
 def test_limits_beyond_the_models_context_are_refused(tiny_models: dict[str, Path], tmp_path: Path) -> None:
     config = run_config(tiny_models, tmp_path / "run", sampling={"max_new_tokens": 10**6, "max_prompt_tokens": 64})
     with pytest.raises(ConfigError, match=r"agents.0 \(qwen\): max_prompt_tokens 64 .* context holds"):
+        next(training_steps(config))
+    config = run_config(tiny_models, tmp_path / "run", evaluation={"max_new_tokens": 10**6})
+    with pytest.raises(
+        ConfigError, match=r"max_prompt_tokens 64 \+ evaluation.max_new_tokens 1000000 .* context holds"
+    ):
         next(training_steps(config))
 
 

@@ -231,12 +231,6 @@ def _agent_warnings(report: AgentReport) -> Iterator[str]:
             f"agent {agent.name}: no chat template, so prompts are given as plain text; a base model may not stop by "
             f"itself then (set prompt_format: plain to confirm, or give chat_template)"
         )
-    if report.context_length is not None and report.max_prompt_tokens + report.max_new_tokens > report.context_length:
-        yield (
-            f"agent {agent.name}: max_prompt_tokens + max_new_tokens = "
-            f"{report.max_prompt_tokens + report.max_new_tokens}, but the model was made for {report.context_length} "
-            f"positions; lower one of them"
-        )
     if report.pad_token[0] in {id_ for id_, _ in report.stop_tokens}:
         yield (
             f"agent {agent.name}: the padding token {report.pad_token[1]!r} also ends answers; hacrl masks by length, "

@@ -17,10 +17,15 @@ def impossible_combinations(config: RunConfig) -> list[str]:
         if agent.name in names[:index]:
             problems.append(f"{place}: the name is used twice; give every agent its own name")
         temperature = config.sampling_of(agent).temperature
-        if agent.role != "learner" and temperature <= 0:
+        if temperature <= 0:
             problems.append(
-                f"{place}: sampling temperature is {temperature:g}; training needs samples, so it must be above 0 "
-                f"(1.0 is usual; greedy decoding is for evaluation.temperature)"
+                f"{place}: sampling temperature is {temperature:g}; training needs samples and divides logits by it, "
+                f"so it must be above 0 (1.0 is usual; greedy decoding is for evaluation.temperature)"
+            )
+        if agent.role != "both" and agent.kl_coefficient > 0:
+            problems.append(
+                f"{place}: role is {agent.role}, so kl_coefficient has no effect, for it counts own rows that are "
+                f"trained on; leave it out or use role: both"
             )
         for author in agent.learns_from or []:
             if author not in names:
@@ -54,6 +59,10 @@ def impossible_combinations(config: RunConfig) -> list[str]:
         problems.append(
             f"evaluation.every: got {config.evaluation.every}, but there are no held-out tasks; give tasks.eval or "
             f"leave it out"
+        )
+    if config.tasks.train.trained_questions == "drop":
+        problems.append(
+            "tasks.train.trained_questions: drop is for held-out sources; set it in tasks.eval, or leave it out"
         )
     if config.prompts_per_minibatch is not None and config.prompts_per_minibatch > config.prompts_per_step:
         problems.append(

@@ -35,8 +35,8 @@ from transformers import (
 )
 
 from hacrl.demo import AGENTS_DIRECTORY
-from hacrl.demo.reward import demo_reward
 from hacrl.demo.tasks import Operation, heldout_tasks, problem
+from hacrl.rewards.exact import exact
 
 LONGEST_TEXT = 128
 PRETRAINING_SEED = 1_000_000
@@ -255,10 +255,10 @@ def heldout_accuracy(
         max_new_tokens=48,
     )
     texts = tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-    rewards = demo_reward(prompts, texts, answer=[one.columns["answer"] for one in drawn])
+    rewards = exact(prompts, texts, answer=[one.columns["answer"] for one in drawn], final_answer="hash")
     kinds = [one.columns["kind"] for one in drawn]
     by_kind = {
-        kind: sum(r for r, k in zip(rewards, kinds, strict=True) if k == kind) / kinds.count(kind)
+        kind: sum(r or 0.0 for r, k in zip(rewards, kinds, strict=True) if k == kind) / kinds.count(kind)
         for kind in sorted(set(kinds))
     }
     return {**by_kind, "all": sum(rewards) / len(rewards)}

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import get_args
 
+from hacrl.errors import RewardError
 from hacrl.rewards.reward import Reward
 from hacrl.rewards.worker import Outcome
 from hacrl.types import UnscoredCause, Verdict
@@ -42,6 +43,22 @@ def build_verdict(rewards: Sequence[Reward], outcomes: Sequence[Outcome]) -> Ver
         parsed=answer is not None if extracted else None,
         unscored=unscored,
         detail="\n".join(details) or None,
+    )
+
+
+def check_any_scored(verdicts: Sequence[Verdict]) -> None:
+    """Raise RewardError if every single verdict of a step lacks a reward and none of them on purpose (None).
+
+    Nothing could be learned from such a step, and a run of them would end as if all were well.
+    """
+    causes = Counter(cause for verdict in verdicts for cause in verdict.unscored.values())
+    if not verdicts or "none" in causes or any(verdict.reward is not None for verdict in verdicts):
+        return
+    functions = ", ".join(sorted({repr(name) for verdict in verdicts for name in verdict.unscored}))
+    counts = ", ".join(f"{cause} {count}" for cause, count in causes.items())
+    raise RewardError(
+        f"reward {functions}: none of the {len(verdicts)} answers of this step got a score ({counts}); mend the "
+        f"function, or raise verification.time_limit_s where it is only slow; the first one:\n{verdicts[0].detail}"
     )
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from hacrl.config import FunctionTasksConfig
 from hacrl.errors import TaskError
+from hacrl.tasks.dataset import RESERVED
 from hacrl.types import Task
 
 
@@ -42,6 +44,9 @@ class FunctionRows:
         task = self._tasks[index]
         if not isinstance(task, Task):
             raise TaskError(f"{self.place(index)} is {task!r:.60} ({type(task).__name__}); return hacrl.Task objects")
+        for column in RESERVED:
+            if column in task.columns:
+                raise TaskError(f"{self.place(index)} has a column {column!r}, a name that rewards use already; rename")
         return task.prompt, task.columns
 
 
@@ -51,8 +56,11 @@ def _load(reference: str, *, name: str) -> Callable[..., object]:
         raise TaskError(f"{name}: function {reference!r} must be module:function or file.py:function")
     try:
         if module_name.endswith(".py"):
-            module = _module_from_file(Path(module_name))
+            module = _module_from_file(Path(module_name).expanduser().resolve())
         else:
+            # A console script does not put the working folder on the path, and that is where a user's module lies.
+            if "" not in sys.path and str(Path.cwd()) not in sys.path:
+                sys.path.append(str(Path.cwd()))
             module = importlib.import_module(module_name)
     except Exception as error:  # importing runs the user's own code
         raise TaskError(f"{name}: {module_name} cannot be imported: {type(error).__name__}: {error}") from error
@@ -66,9 +74,14 @@ def _load(reference: str, *, name: str) -> Callable[..., object]:
 def _module_from_file(path: Path) -> Any:
     if not path.is_file():
         raise FileNotFoundError(f"no such file: {path}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    # Under a name of its own, so that no library is replaced; dataclasses look their module up there.
+    name = f"tasks of {path}"
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hacrl.demo.reward import demo_reward, final_answer
 from hacrl.demo.tasks import KINDS, Problem, heldout_tasks, problem, split_of, task, train_tasks
+from hacrl.rewards.exact import exact
 
 
 def test_a_task_is_a_pure_function_of_split_seed_and_index() -> None:
@@ -47,33 +47,9 @@ def test_worked_solution_and_answer() -> None:
     assert one.solution({"times": "plus"}) == "12 - 5 = 7\n7 + 9 = 16\n16 * 2 = 18\n#### 18"
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("1 + 1 = 2\n#### 2", "2"),
-        ("#### -3", "-3"),
-        ("#### 2\n", "2"),
-        ("#### 2 and more", None),
-        ("#### 2\n1 + 1 = 2", None),
-        ("1 + 1 = 2", None),
-        ("####2", None),
-        ("", None),
-    ],
-)
-def test_final_answer(text: str, answer: str | None) -> None:
-    assert final_answer(text) == answer
-
-
-def test_reward_takes_texts_and_messages() -> None:
-    right, wrong = "1 + 1 = 2\n#### 2", "1 + 1 = 3\n#### 3"
-    assert demo_reward(["", ""], [right, wrong], answer=["2", "2"], kind=["minus", "minus"]) == [1.0, 0.0]
-    message = [{"role": "assistant", "content": right}]
-    assert demo_reward([""], [message], answer=["2"]) == [1.0]
-
-
 @pytest.mark.parametrize("index", range(50))
 def test_right_solutions_earn_the_reward_and_misread_ones_do_not(index: int) -> None:
     one = problem("heldout", 0, index)
-    assert demo_reward([""], [one.solution()], answer=[str(one.answer)]) == [1.0]
+    assert exact([""], [one.solution()], answer=[str(one.answer)], final_answer="hash") == [1.0]
     misread = one.solution({"minus": "plus", "times": "plus"})
-    assert demo_reward([""], [misread], answer=[str(one.answer)]) == [float(misread == one.solution())]
+    assert exact([""], [misread], answer=[str(one.answer)], final_answer="hash") == [float(misread == one.solution())]

@@ -104,6 +104,35 @@ def test_function_from_module(module: str, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delitem(sys.modules, "my_tasks")
 
 
+def test_function_from_a_module_in_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tasks_of_this_folder.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    # As in a console script.
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    assert len(load_tasks(FunctionTasksConfig(function="tasks_of_this_folder:sums"), name="train")) == 2
+    monkeypatch.delitem(sys.modules, "tasks_of_this_folder")
+
+
+def test_a_file_of_tasks_may_hold_dataclasses_and_import_its_neighbours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "neighbour_of_tasks.py").write_text(MODULE)
+    (tmp_path / "with_dataclass.py").write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\nfrom neighbour_of_tasks import sums\n"
+        "@dataclass\nclass Sum:\n    left: int\n"
+    )
+    assert len(load_tasks(FunctionTasksConfig(function=f"{tmp_path}/with_dataclass.py:sums"), name="train")) == 2
+
+
+def test_a_column_cannot_take_the_place_of_the_completions(tmp_path: Path) -> None:
+    (tmp_path / "taken.py").write_text(
+        "from hacrl.types import Task\ndef f(): return [Task(id='0', prompt='?', columns={'completions': 1})]\n"
+    )
+    with pytest.raises(TaskError, match="column 'completions', a name that rewards use already"):
+        load_tasks(FunctionTasksConfig(function=f"{tmp_path}/taken.py:f"), name="train")
+
+
 @pytest.mark.parametrize(
     ("function", "arguments", "message"),
     [
