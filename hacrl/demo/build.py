@@ -258,7 +258,7 @@ def heldout_accuracy(
     rewards = exact(prompts, texts, answer=[one.columns["answer"] for one in drawn], final_answer="hash")
     kinds = [one.columns["kind"] for one in drawn]
     by_kind = {
-        kind: sum(r or 0.0 for r, k in zip(rewards, kinds, strict=True) if k == kind) / kinds.count(kind)
+        kind: sum(float(r or 0) for r, k in zip(rewards, kinds, strict=True) if k == kind) / kinds.count(kind)
         for kind in sorted(set(kinds))
     }
     return {**by_kind, "all": sum(rewards) / len(rewards)}
