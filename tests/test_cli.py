@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from runs import run_config
+from tiny_runs import run_config
 from typer.testing import CliRunner, Result
 
 from hacrl.cli import app

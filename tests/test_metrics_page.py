@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import many_letters, run_config
+from tiny_runs import many_letters, run_config
 
 from hacrl.trainer import training_steps
 

@@ -1,0 +1,64 @@
+"""The README's figure: held-out accuracy of the demo's agents over training, mean and 95 % interval over seeds.
+
+python benchmarks/demo_seeds.py --seeds 5
+python benchmarks/demo_figure.py runs/demo-seeds docs/demo.png
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from demo_seeds import mean_with_interval
+
+from hacrl.config import load_config
+from hacrl.demo.run import COLORS, NAMES
+from hacrl.demo.settings import METHODS
+from hacrl.progress import RunHistory
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, help="folder of the runs of demo_seeds.py")
+    parser.add_argument("image", type=Path, help="PNG to write")
+    options = parser.parse_args()
+    histories = {method: [read(path) for path in sorted(options.runs.glob(f"{method}-*"))] for method in METHODS}
+    config = histories[METHODS[0]][0].config
+    figure, axes = plt.subplots(1, len(config.agents), figsize=(9, 3.4), sharey=True, layout="constrained")
+    for place, (agent, panel) in enumerate(zip(config.agents, axes, strict=True)):
+        for method, runs in histories.items():
+            curve(panel, [dict(run.held_out(agent.name)) for run in runs], method, config)
+        panel.set_title(f"{agent.name} agent", fontsize=11)
+        panel.set_xlabel("rollouts sampled per agent")
+        panel.grid(alpha=0.25)
+        panel.spines[["top", "right"]].set_visible(False)
+        if place == 0:
+            panel.set_ylabel("held-out accuracy in %")
+            panel.legend(frameon=False)
+    figure.savefig(options.image, dpi=160)
+
+
+def read(path: Path) -> RunHistory:
+    history = RunHistory(load_config(path / "config.yaml"))
+    history.read(path)
+    return history
+
+
+def curve(panel: Any, runs: list[dict[int, float]], method: str, config: Any) -> None:
+    steps = sorted(runs[0])
+    found = [mean_with_interval([100 * run[step] for run in runs]) for step in steps]
+    rollouts = [step * config.prompts_per_step * config.group_size for step in steps]
+    means = [value["mean"] for value in found]
+    half = [value.get("interval_95", 0.0) for value in found]
+    panel.plot(rollouts, means, color=COLORS[method], linewidth=2.2, label=NAMES[method])
+    low, high = ([mean + sign * width for mean, width in zip(means, half, strict=True)] for sign in (-1, 1))
+    panel.fill_between(rollouts, low, high, color=COLORS[method], alpha=0.18, linewidth=0)
+
+
+if __name__ == "__main__":
+    main()
