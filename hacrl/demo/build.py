@@ -261,7 +261,7 @@ def heldout_accuracy(
         kind: sum(float(r or 0) for r, k in zip(rewards, kinds, strict=True) if k == kind) / kinds.count(kind)
         for kind in sorted(set(kinds))
     }
-    return {**by_kind, "all": sum(rewards) / len(rewards)}
+    return {**by_kind, "all": sum(float(r or 0) for r in rewards) / len(rewards)}
 
 
 def build(recipe: Recipe, directory: Path) -> None:
