@@ -129,7 +129,7 @@ def _steps(
             evaluation=tuple(evaluation),
         )
         directory.record(record)
-        if step % config.checkpoint.every == 0 or step == config.steps:
+        if step % config.checkpoint.every == 0 or step == config.steps or evaluation:
             _save(directory, step, fleet, capability, mean_score(evaluation))
         yield record
     if stop.requested:

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from tiny_runs import run_config
 
 from hacrl.errors import ConfigError, RewardError, RunDirectoryError
+from hacrl.run_directory import saved_checkpoints
 from hacrl.stop import StopRequest
 from hacrl.trainer import train, training_steps
 
@@ -151,6 +152,17 @@ def test_a_stop_request_saves_the_last_finished_step(tiny_models: dict[str, Path
     assert final_state(tmp_path / "run")["step"] == "step-000001"
     assert not (tmp_path / "run" / "agents").exists()
     assert [record.step for record in training_steps(config)] == [2, 3]
+
+
+def test_every_evaluated_step_is_saved_so_that_the_best_one_can_be_kept(
+    tiny_models: dict[str, Path], tmp_path: Path
+) -> None:
+    changes = {"checkpoint": {"every": 100, "keep_last": 3}, "evaluation": {"every": 2, "k": 1, "at_start": False}}
+    run = train(run_config(tiny_models, tmp_path / "run", **changes))
+    assert [path.name for path in sorted((run / "checkpoints").iterdir())] == ["step-000002", "step-000003"]
+    best = saved_checkpoints(run).best()
+    assert best is not None
+    assert best.score is not None
 
 
 def test_a_change_that_alters_results_is_refused_by_name(finished: Path, tiny_models: dict[str, Path]) -> None:

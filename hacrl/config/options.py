@@ -295,7 +295,9 @@ class EvaluationConfig(_Section):
 class CheckpointConfig(_Section):
     """Whole states on disk, from which a run goes on as if it had never stopped."""
 
-    every: int = Field(1, ge=1, description="Save the whole state after every so many steps.")
+    every: int = Field(
+        1, ge=1, description="Save the whole state after every so many steps, and after each evaluation."
+    )
     keep_last: int = Field(2, ge=1, description="Keep this many latest checkpoints.")
     keep_best: bool = Field(True, description="Also keep the one with the best mean held-out avg@k over agents.")
 
