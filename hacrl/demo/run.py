@@ -68,7 +68,8 @@ def run(*, output: Path, seed: int) -> None:
             + "\n".join(f"run      {config.output}" for config in configs.values())
             + "\n"
             + "\n".join(f"model    {configs['hacpo'].output}/agents/{agent.name}" for agent in configs["hacpo"].agents)
-        )
+        ),
+        soft_wrap=True,
     )
 
 
@@ -242,8 +243,11 @@ def write_chart(histories: Mapping[str, RunHistory], path: Path) -> None:
 def _answer(console: Console, config: RunConfig) -> None:
     """Let each exported agent answer a held-out question, with nothing but transformers."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
     from hacrl.preflight import prepare
+
+    logging.disable_progress_bar()
 
     task = next(iter(prepare(config).evaluation.values()))[0]
     messages: Sequence[Any] = task.prompt if not isinstance(task.prompt, str) else ()
