@@ -66,7 +66,8 @@ def prepare(config: RunConfig) -> Prepared:
             if encoder is not None and encoder.context_length is not None and longest > encoder.context_length:
                 problems.append(
                     f"agents.{index} ({agent.name}): max_prompt_tokens {limits.max_prompt_tokens} + {option} {tokens} "
-                    f"= {longest}, but the model's context holds {encoder.context_length} tokens; lower one of them"
+                    f"= {longest}, but the model's context holds {encoder.context_length} tokens; lower "
+                    f"sampling.max_prompt_tokens or {option if '.' in option else f'sampling.{option}'}"
                 )
     dropped: dict[str, int] = {}
     loaded = {name: encoder for name, encoder in encoders.items() if encoder is not None}

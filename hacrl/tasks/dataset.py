@@ -30,9 +30,11 @@ class DatasetRows:
         self._dataset = _load(config, name=name)
         features = cast(Mapping[str, Any], self._dataset.features)
         self._available = list(_dotted_names(features))
-        self._kept, self._extra = self._plan(list(features))
-        for option, column in {"prompt": config.prompt, **self._extra}.items():
+        # A column that does not exist comes first: what it would collide with is beside the point.
+        named = {"prompt": config.prompt, **config.columns, **({"answer": config.answer} if config.answer else {})}
+        for option, column in named.items():
             self._check_column(column, option=option, features=features)
+        self._kept, self._extra = self._plan(list(features))
 
     def __len__(self) -> int:
         return len(self._dataset)

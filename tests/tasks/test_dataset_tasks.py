@@ -276,3 +276,11 @@ def test_unreadable_files(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a"')
     with pytest.raises(TaskError, match=r"rows.jsonl \(split 'train'\) cannot be loaded"):
         load_tasks(DatasetConfig(dataset=str(tmp_path / "rows.jsonl")), name="train")
+
+
+def test_a_misspelt_answer_is_told_as_such_even_where_another_column_is_called_answer(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    config = DatasetConfig(dataset=str(file), prompt="question", answer="answr")
+    with pytest.raises(TaskError, match=r"no column 'answr' \(option `answer`\).*did you mean 'answer'"):
+        load_tasks(config, name="train")
