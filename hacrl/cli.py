@@ -108,6 +108,8 @@ def train(
             raise typer.Exit(INTERRUPTED + signal.SIGINT) from None
         if not history.made_here:
             history.read(Path(settings.output))
+            if stop.signal is None:
+                _say(console, f"All {history.done} steps of this run were made before; nothing is left to do.")
         if stop.signal is not None:
             _say(console, f"Interrupted after step {history.done}, which is saved. Continue with:\n  {again}", "yellow")
             raise typer.Exit(INTERRUPTED + stop.signal)

@@ -78,12 +78,16 @@ def training_steps(
         with clock.phase("load"):
             fleet = LocalFleet(config, prepared.encoders, algorithm, dump_directory=directory.path / "nonfinite")
         try:
-            yield from _steps(config, prepared, directory, verifier, fleet, algorithm, stop, clock)
-            if config.export != "none" and not stop.requested:
+            made = False
+            for record in _steps(config, prepared, directory, verifier, fleet, algorithm, stop, clock):
+                made = True
+                yield record
+            exported = directory.path / "agents"
+            # A finished run that is started again keeps what it exported, unless a kill left some of it out.
+            missing = any(agent.role != "author" and not (exported / agent.name).exists() for agent in config.agents)
+            if config.export != "none" and not stop.requested and (made or missing):
                 with clock.phase("export"):
-                    fleet.export(
-                        directory.path / "agents", {agent.name: model_card(config, agent) for agent in config.agents}
-                    )
+                    fleet.export(exported, {agent.name: model_card(config, agent) for agent in config.agents})
         finally:
             fleet.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -138,7 +139,12 @@ def test_a_finished_run_is_not_run_again(tiny_models: dict[str, Path], tmp_path:
     config = run_config(tiny_models, tmp_path / "run", steps=1)
     train(config)
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    (tmp_path / "run" / "agents" / "qwen" / "README.md").write_text("kept")
     assert list(training_steps(config)) == []
+    assert (tmp_path / "run" / "agents" / "qwen" / "README.md").read_text() == "kept"
+    shutil.rmtree(tmp_path / "run" / "agents" / "llama")
+    assert list(training_steps(config)) == []
+    assert (tmp_path / "run" / "agents" / "llama" / "model.safetensors").exists()
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
 
 
