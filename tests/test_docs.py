@@ -1,4 +1,4 @@
-"""The configuration page says what config/options.py says, and every YAML file of the repository is a valid configuration."""
+"""The configuration page says what its models say, and every YAML file of the repository is a valid configuration."""
 
 from __future__ import annotations
 
