@@ -14,6 +14,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from hacrl.process import use_passive_threads
+
 if TYPE_CHECKING:
     from hacrl.progress import Mode, RunHistory
     from hacrl.saved_run import CheckpointName
@@ -40,6 +42,7 @@ Overrides = Annotated[
 
 def main() -> None:
     """Entry point."""
+    use_passive_threads()
     app()
 
 

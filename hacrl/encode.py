@@ -11,6 +11,7 @@ fit a limit unless the configuration asks for it, and whatever is left out is co
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -585,6 +586,10 @@ class Batch:
     ratio_B: Tensor
     own_B: Tensor
 
+    def select(self, rows: Sequence[int]) -> Batch:
+        """These rows alone, not padded anew."""
+        return Batch(**{field.name: getattr(self, field.name)[list(rows)] for field in dataclasses.fields(self)})
+
 
 def collate(samples: Sequence[TrainingSample], *, pad_token_id: int, device: torch.device | str | None = None) -> Batch:
     """Rows -> tensors on `device`.
@@ -639,11 +644,19 @@ def micro_batches(
 ) -> list[list[TrainingSample]]:
     """Cut rows into parts of at most `max_tokens` computed tokens, padding included.
 
-    Computed are rows x longest row or, where `share_prompts`, each different prompt once and every answer. Rows are
-    ordered by length or, if that computes fewer tokens, by prompt. A row above `max_tokens` is a part of its own. Rows
-    that tie keep their order, so the result is a function of the arguments.
+    Computed are different rows x longest row or, where `share_prompts`, each different prompt once and every different
+    answer to it. Rows are ordered by length or, if that computes fewer tokens, by prompt. A row above `max_tokens` is a
+    part of its own. The result is a function of the arguments.
     """
-    by_length = sorted(samples, key=lambda sample: -len(sample.prompt_ids) - len(sample.completion_ids))
+    # Ids break ties, so that equal rows, which are computed once, come to lie side by side.
+    by_length = sorted(
+        samples,
+        key=lambda sample: (
+            -len(sample.prompt_ids) - len(sample.completion_ids),
+            sample.prompt_ids,
+            sample.completion_ids,
+        ),
+    )
     cut = _cut(by_length, max_tokens, share_prompts)
     if share_prompts:
         by_prompt = sorted(by_length, key=lambda sample: (-len(sample.prompt_ids), sample.prompt_ids))
@@ -657,14 +670,16 @@ def _cut(
     """Consecutive rows in parts, each with its number of computed tokens."""
     parts: list[tuple[list[TrainingSample], int]] = []
     prompts: set[tuple[int, ...]] = set()
+    kinds: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
     prompt = completion = whole = 0
     for sample in samples:
         lengths = len(sample.prompt_ids), len(sample.completion_ids)
+        kind = sample.prompt_ids, sample.completion_ids
         for attempt in ("same part", "new part"):
             if attempt == "new part" or not parts:
                 parts.append(([], 0))
-                prompts, prompt, completion, whole = set(), 0, 0, 0
-            rows = len(parts[-1][0]) + 1
+                prompts, kinds, prompt, completion, whole = set(), set(), 0, 0, 0
+            rows = len(kinds) + (kind not in kinds)
             longest_prompt, longest_completion = max(prompt, lengths[0]), max(completion, lengths[1])
             longest = max(whole, sum(lengths))
             different = len(prompts) + (sample.prompt_ids not in prompts)
@@ -673,6 +688,7 @@ def _cut(
             if cost <= max_tokens or rows == 1:
                 break
         prompts.add(sample.prompt_ids)
+        kinds.add(kind)
         prompt, completion, whole = longest_prompt, longest_completion, longest
         parts[-1] = ([*parts[-1][0], sample], cost)
     return parts

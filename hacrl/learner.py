@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import get_scheduler
 
-from hacrl.algorithms.algorithm import Algorithm, LossBatch
+from hacrl.algorithms.algorithm import Algorithm, LossBatch, LossOutput
 from hacrl.algorithms.ops import k3_kl
 from hacrl.config import AgentConfig
 from hacrl.encode import Batch, collate, micro_batches
@@ -27,8 +27,14 @@ from hacrl.policy import Policy
 from hacrl.seeds import derive_seed
 from hacrl.types import TrainingSample
 
+# Share of still rows (without gradient although their advantage is not 0) from which asking first saves time.
+PROBE_SHARE = 0.5
+
 RolloutKey = tuple[str, str, int]
 """Task id, author and index: what names a rollout within a step."""
+
+
+RowKind = Literal["own", "foreign"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,6 +97,9 @@ class Learner:
         self.recomputes_old_logprobs = agent.old_logprobs == "learner" or (
             agent.old_logprobs == "auto" and policy.compute_dtype is not torch.float32
         )
+        # Of the rows with an advantage, the share that a band or clip kept still when last seen.
+        self.still_share: dict[RowKind, float] = {"own": 0.0, "foreign": 0.0}
+        self._seen_still: dict[RowKind, list[bool]] = {}
         # A LoRA policy finds its starting weights by switching the adapter off; a full one needs a copy.
         self.reference = self._frozen_copy() if agent.kl_coefficient > 0 and policy.adapter is None else None
 
@@ -104,6 +113,7 @@ class Learner:
         if self.recomputes_old_logprobs:
             samples = self._with_own_logprobs(samples)
         metrics.total("rows", len(samples))
+        metrics.total("rows_still", 0)
         updates = 0
         with self.policy.training(), torch.random.fork_rng(devices=self._cuda_devices()):
             torch.manual_seed(derive_seed(self.seed, "update", self.agent.name, step))
@@ -113,7 +123,12 @@ class Learner:
                 if not rows:
                     metrics.total("updates_skipped", 1)
                     continue
-                self._backward(rows, updates, len(minibatch), metrics, ratios, step)
+                self._seen_still = {"own": [], "foreign": []}
+                moving = self._without_still_rows(rows, updates, len(minibatch), metrics, ratios)
+                self._backward(moving, updates, len(minibatch), metrics, ratios, step)
+                for kind, seen in self._seen_still.items():
+                    if seen:
+                        self.still_share[kind] = sum(seen) / len(seen)
                 self._optimizer_step(rows, metrics, step)
                 updates += 1
         metrics.total("updates", updates)
@@ -154,23 +169,8 @@ class Learner:
     ) -> None:
         self.optimizer.zero_grad(set_to_none=True)
         for micro in self._micro_batches(rows):
-            batch = collate(micro, pad_token_id=self.pad_token_id, device=self.policy.device)
-            logprobs_BT, entropy_BT = self.policy.token_logprobs(
-                batch.input_ids_BT, batch.attention_mask_BT, batch.mask_BT, temperature=self.temperature
-            )
-            output = self.algorithm.loss(
-                LossBatch(
-                    logprobs_BT=logprobs_BT,
-                    mask_BT=batch.mask_BT,
-                    author_logprobs_BT=batch.author_logprobs_BT,
-                    author_mean_logprob_B=batch.author_mean_logprob_B,
-                    advantage_B=batch.advantage_B,
-                    own_B=batch.own_B,
-                    ratio_B=batch.ratio_B,
-                ),
-                update_index=update_index,
-                normaliser=normaliser,
-            )
+            batch, logprobs_BT, entropy_BT = self._forward(micro)
+            output = self._loss(batch, logprobs_BT, update_index, normaliser)
             loss = output.loss
             if self.agent.kl_coefficient > 0:
                 kl_B = torch.where(batch.own_B, k3_kl(logprobs_BT, self._reference_logprobs(batch), batch.mask_BT), 0.0)
@@ -180,14 +180,84 @@ class Learner:
             if not torch.isfinite(loss):
                 raise self._non_finite(f"loss is {float(loss.detach())}", micro, step)
             loss.backward()
-            tokens = int(batch.mask_BT.sum())
             metrics.total("loss_sum", float(loss.detach()))
-            metrics.total("tokens_trained", tokens)
-            metrics.mean("entropy", float(entropy_BT.sum()) / tokens, tokens)
-            places = batch.input_ids_BT.numel()
-            metrics.mean("padding_share", 1 - int(batch.attention_mask_BT.sum()) / places, places)
-            outcome = {name: values.tolist() for name, values in output.metrics.items()}
-            _record_rows(micro, outcome, update_index, metrics, ratios)
+            metrics.total("tokens_trained", int(batch.mask_BT.sum()))
+            self._record(micro, batch, entropy_BT, output, update_index, metrics, ratios)
+
+    def _forward(self, micro: list[TrainingSample]) -> tuple[Batch, Tensor, Tensor]:
+        """A micro-batch's tensors, and log-probability and entropy of its tokens."""
+        batch = collate(micro, pad_token_id=self.pad_token_id, device=self.policy.device)
+        logprobs_BT, entropy_BT = self.policy.token_logprobs(
+            batch.input_ids_BT, batch.attention_mask_BT, batch.mask_BT, temperature=self.temperature
+        )
+        return batch, logprobs_BT, entropy_BT
+
+    def _loss(self, batch: Batch, logprobs_BT: Tensor, update_index: int, normaliser: int) -> LossOutput:
+        return self.algorithm.loss(
+            LossBatch(
+                logprobs_BT=logprobs_BT,
+                mask_BT=batch.mask_BT,
+                author_logprobs_BT=batch.author_logprobs_BT,
+                author_mean_logprob_B=batch.author_mean_logprob_B,
+                advantage_B=batch.advantage_B,
+                own_B=batch.own_B,
+                ratio_B=batch.ratio_B,
+            ),
+            update_index=update_index,
+            normaliser=normaliser,
+        )
+
+    @torch.no_grad()
+    def _without_still_rows(
+        self,
+        rows: list[TrainingSample],
+        update_index: int,
+        normaliser: int,
+        metrics: Metrics,
+        ratios: dict[RolloutKey, float],
+    ) -> list[TrainingSample]:
+        """Leave out rows whose gradient is exactly 0 because a band or clip stops it, found by a forward pass.
+
+        The pass costs about a third of what each row left out saves, so it is made where most rows of a kind, own or
+        foreign, were still when last seen. One row always stays: a step with a zero gradient is a step all the same,
+        in which the weights move by momentum.
+        """
+        asked = [row for row in rows if self.still_share[_kind(row)] > PROBE_SHARE]
+        if not asked or (self.agent.lora is not None and self.agent.lora.dropout > 0):
+            return rows
+        still: list[TrainingSample] = []
+        for micro in self._micro_batches(asked):
+            batch, logprobs_BT, entropy_BT = self._forward(micro)
+            weights = self._loss(batch, logprobs_BT, update_index, normaliser).metrics["weight"].tolist()
+            places = [
+                place
+                for place, (row, weight) in enumerate(zip(micro, weights, strict=True))
+                if weight == 0 and not (row.own and self.agent.kl_coefficient > 0)
+            ][: len(rows) - 1 - len(still)]
+            if places:
+                found = [micro[place] for place in places]
+                batch = batch.select(places)
+                output = self._loss(batch, logprobs_BT[places], update_index, normaliser)
+                metrics.total("loss_sum", float(output.loss))
+                self._record(found, batch, entropy_BT[places], output, update_index, metrics, ratios)
+                still += found
+        metrics.total("rows_still", len(still))
+        left_out = set(map(id, still))
+        return [row for row in rows if id(row) not in left_out]
+
+    def _record(
+        self,
+        rows: Sequence[TrainingSample],
+        batch: Batch,
+        entropy_BT: Tensor,
+        output: LossOutput,
+        update_index: int,
+        metrics: Metrics,
+        ratios: dict[RolloutKey, float],
+    ) -> None:
+        for row, weight in zip(rows, output.metrics["weight"].tolist(), strict=True):
+            self._seen_still[_kind(row)].append(weight == 0)
+        _record_rows(rows, batch, entropy_BT, output, update_index, metrics, ratios)
 
     def _optimizer_step(self, rows: list[TrainingSample], metrics: Metrics, step: int) -> None:
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.agent.max_grad_norm))
@@ -249,21 +319,37 @@ class Learner:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        return {"optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict()}
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+            "still_share": self.still_share,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
+        self.still_share = state["still_share"]
+
+
+def _kind(row: TrainingSample) -> RowKind:
+    return "own" if row.own else "foreign"
 
 
 def _record_rows(
     rows: Sequence[TrainingSample],
-    outcome: dict[str, list[float]],
+    batch: Batch,
+    entropy_BT: Tensor,
+    output: LossOutput,
     update_index: int,
     metrics: Metrics,
     ratios: dict[RolloutKey, float],
 ) -> None:
-    """Sum what happened to each row under its author's name, and under `own`/`foreign` for the learner as a whole."""
+    """Sum what happened to each row, under its author's name and for the learner as a whole."""
+    tokens = int(batch.mask_BT.sum())
+    metrics.mean("entropy", float(entropy_BT.sum()) / tokens, tokens)
+    places = batch.input_ids_BT.numel()
+    metrics.mean("padding_share", 1 - int(batch.attention_mask_BT.sum()) / places, places)
+    outcome = {name: values.tolist() for name, values in output.metrics.items()}
     for position, row in enumerate(rows):
         ratio, weight, band = (outcome[name][position] for name in ("ratio", "weight", "band"))
         ratios[row.task_id, row.author, row.index] = ratio

@@ -127,8 +127,15 @@ class Policy:
         Both results are B x T and zero elsewhere; the value at position t belongs to the token `input_ids_BT[:, t]`
         given all earlier ones, so position 0 must not be marked. Logits are divided by `temperature`. Gradient
         flows through the log-probabilities only. The vocabulary dimension exists for `LOGIT_CHUNK_ELEMENTS`
-        elements at a time, in the forward and in the backward pass.
+        elements at a time, in the forward and in the backward pass. Equal rows, which are common where answers are
+        short, are computed once.
         """
+        different_D, same_as_B = _different_rows(input_ids_BT, attention_mask_BT, mask_BT)
+        if len(different_D) < len(same_as_B):
+            logprobs_DT, entropy_DT = self.token_logprobs(
+                input_ids_BT[different_D], attention_mask_BT[different_D], mask_BT[different_D], temperature=temperature
+            )
+            return logprobs_DT[same_as_B], entropy_DT[same_as_B]
         targets_N = input_ids_BT[mask_BT]
         if self.shares_prompts and (groups := _PromptGroups.find(input_ids_BT, attention_mask_BT, mask_BT)) is not None:
             hidden_NH = self._hidden_after_shared_prompts(groups)
@@ -276,6 +283,18 @@ class _PromptGroups:
         )
 
 
+def _different_rows(input_ids_BT: Tensor, attention_mask_BT: Tensor, mask_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """The first of each kind of equal rows (D), and for every row (B) which of these it equals."""
+    device = input_ids_BT.device
+    # Padding is no part of a row, whatever ids fill it.
+    ids_BT = torch.where(attention_mask_BT.bool(), input_ids_BT, -1)
+    kinds, same_as_B = torch.cat([ids_BT, mask_BT.long()], 1).unique(dim=0, return_inverse=True)
+    places_B = torch.arange(len(same_as_B), device=device)
+    first_D = torch.full((len(kinds),), len(same_as_B), device=device).scatter_reduce(0, same_as_B, places_B, "amin")
+    order = first_D.argsort()
+    return first_D[order], order.argsort()[same_as_B]
+
+
 def _chunked_logprobs(
     hidden_NH: Tensor, targets_N: Tensor, head: Callable[[Tensor], Tensor], *, temperature: float, chunk: int
 ) -> tuple[Tensor, Tensor]:
@@ -284,15 +303,15 @@ def _chunked_logprobs(
         normaliser = logits.logsumexp(-1)
         logprobs = logits.gather(-1, targets[:, None]).squeeze(-1) - normaliser
         with torch.no_grad():
-            entropy = normaliser - (logits.softmax(-1) * logits).sum(-1)
+            entropy = normaliser - torch.linalg.vecdot(logits.softmax(-1), logits)
         return logprobs, entropy.detach()
 
     if hidden_NH.shape[0] == 0:
         return hidden_NH.new_zeros(0, dtype=torch.float32), hidden_NH.new_zeros(0, dtype=torch.float32)
     parts = []
     for hidden, targets in zip(hidden_NH.split(chunk), targets_N.split(chunk), strict=True):
-        if torch.is_grad_enabled() and hidden.requires_grad:
-            # Logits are recomputed in the backward pass instead of being kept.
+        if torch.is_grad_enabled() and hidden.requires_grad and len(hidden_NH) > chunk:
+            # Logits are recomputed in the backward pass instead of being kept; those of a single chunk may be kept.
             parts.append(checkpoint(part, hidden, targets, use_reentrant=False))
         else:
             parts.append(part(hidden, targets))

@@ -819,12 +819,19 @@ def test_collate_refuses_rows_that_do_not_fit_together() -> None:
 
 
 def test_micro_batches() -> None:
-    samples = [sample(2, [0] * length, index=index) for index, length in enumerate([3, 8, 1, 30, 3, 8])]
+    samples = [sample(2, [index] * length, index=index) for index, length in enumerate([3, 8, 1, 30, 3, 8])]
     parts = micro_batches(samples, max_tokens=20)
     assert [[row.index for row in part] for part in parts] == [[3], [1, 5], [0, 4, 2]]
     assert micro_batches(samples, max_tokens=20) == parts
     assert micro_batches([], max_tokens=20) == []
     assert [len(part) for part in micro_batches(samples, max_tokens=1)] == [1] * 6
+
+
+def test_equal_rows_take_the_place_of_one() -> None:
+    samples = [sample(2, [index % 2] * 8, index=index) for index in range(6)]
+    for share_prompts in (False, True):
+        parts = micro_batches(samples, max_tokens=20, share_prompts=share_prompts)
+        assert [[row.index for row in part] for part in parts] == [[0, 2, 4, 1, 3, 5]]
 
 
 @settings(max_examples=100, deadline=None)
@@ -834,8 +841,9 @@ def test_micro_batches_hold_every_row_once_and_fit(lengths: list[int], max_token
     parts = micro_batches(samples, max_tokens=max_tokens)
     assert sorted(row.index for part in parts for row in part) == list(range(len(lengths)))
     for part in parts:
-        padded = len(part) * max(1 + len(row.completion_ids) for row in part)
-        assert padded <= max_tokens or len(part) == 1
+        different = len({row.completion_ids for row in part})
+        padded = different * max(1 + len(row.completion_ids) for row in part)
+        assert padded <= max_tokens or different == 1
 
 
 # ---------------------------------------------------------------- from a configuration

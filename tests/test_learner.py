@@ -273,3 +273,77 @@ def test_the_learning_rate_follows_its_schedule(
     rows = sampled_rows(learner, own=2, foreign=0)
     rates = [learner.update(rows, step=step).metrics.values()["learning_rate"] for step in range(1, 5)]
     assert rates == pytest.approx([1e-3 * share for share in expected], rel=1e-3)
+
+
+def with_still_rows(rows: list[TrainingSample]) -> list[TrainingSample]:
+    """Most foreign rows far below the band."""
+    return [row if row.own or row.index % 5 == 0 else dataclasses.replace(row, author_mean_logprob=9.0) for row in rows]
+
+
+def watched(learner: Learner) -> list[tuple[int, bool]]:
+    """Rows of every call that computes log-probabilities, and whether they are for a gradient."""
+    calls: list[tuple[int, bool]] = []
+    compute = learner.policy.token_logprobs
+
+    def watching(ids: torch.Tensor, *others: torch.Tensor, temperature: float) -> Any:
+        calls.append((len(ids), torch.is_grad_enabled()))
+        return compute(ids, *others, temperature=temperature)
+
+    learner.policy.token_logprobs = watching  # type: ignore[method-assign]
+    return calls
+
+
+@pytest.mark.parametrize("kl_coefficient", [0.0, 0.1])
+@pytest.mark.parametrize("order", ["own_first", "mixed"])
+def test_foreign_rows_outside_the_band_are_left_out_without_changing_anything(
+    model: Path, tmp_path: Path, order: str, kl_coefficient: float
+) -> None:
+    options = {"minibatch_order": order, "kl_coefficient": kl_coefficient}
+    rows = with_still_rows(sampled_rows(build(model, tmp_path), own=6, foreign=14))
+    outside = sum(not row.own and row.author_mean_logprob == 9.0 for row in rows)
+    plain, asking = build(model, tmp_path, **options), build(model, tmp_path, **options)
+    asking.still_share["foreign"] = 0.9
+    assert_same(gradients(plain, rows), gradients(asking, rows))
+    plain, asking = build(model, tmp_path, **options), build(model, tmp_path, **options)
+    asking.still_share["foreign"] = 0.9
+    calls = watched(asking)
+    without, with_ = plain.update(rows, step=1), asking.update(rows, step=1)
+    assert (14, False) in calls
+    assert max(count for count, graded in calls if graded) <= 20 - outside
+    assert with_.ratios == pytest.approx(without.ratios, rel=1e-5)
+    left, right = without.metrics.values(), with_.metrics.values()
+    assert right.pop("rows_still") == outside
+    assert right.pop("tokens_trained") < left.pop("tokens_trained")
+    left.pop("padding_share"), right.pop("padding_share"), left.pop("rows_still")
+    assert right == pytest.approx(left, rel=1e-4, abs=1e-6)
+
+
+def test_a_minibatch_of_still_rows_alone_is_still_a_step(model: Path, tmp_path: Path) -> None:
+    rows = [
+        dataclasses.replace(row, own=False, author_mean_logprob=9.0, author_logprobs=None)
+        for row in sampled_rows(build(model, tmp_path))
+    ]
+    learner = build(model, tmp_path)
+    learner.still_share["foreign"] = 1.0
+    values = learner.update(rows, step=1).metrics.values()
+    assert values["updates"] == 1
+    assert values["rows_still"] == len(rows) - 1
+    assert values["grad_norm"] == 0
+
+
+def test_rows_are_asked_first_only_where_most_were_still(model: Path, tmp_path: Path) -> None:
+    rows = with_still_rows(sampled_rows(build(model, tmp_path), own=6, foreign=14))
+    learner = build(model, tmp_path)
+    calls = watched(learner)
+    first = learner.update(rows, step=1)
+    assert not [call for call in calls if not call[1]]
+    assert first.metrics.values()["rows_still"] == 0
+    assert learner.still_share["foreign"] > 0.5
+    restored = build(model, tmp_path)
+    restored.load_state_dict(learner.state_dict())
+    assert restored.still_share == learner.still_share
+    learner.update(rows, step=2)
+    assert [call for call in calls if not call[1]]
+    dropping = build(model, tmp_path, lora={"rank": 2, "dropout": 0.5})
+    dropping.still_share["foreign"] = 1.0
+    assert dropping.update(rows, step=1).metrics.values()["rows_still"] == 0

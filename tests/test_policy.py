@@ -300,3 +300,35 @@ def test_weights_of_another_size_and_broken_files_are_told(tiny_models: dict[str
     (tmp_path / "model.safetensors").write_bytes(b"cut off")
     with pytest.raises(ModelError, match="cannot load model"):
         load_policies([agent("qwen", tmp_path)], seed=0)
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_equal_rows_are_computed_once_and_each_gives_its_own_gradient(
+    tiny_models: dict[str, Path], shares: bool
+) -> None:
+    policy = load_policies([agent("qwen", tiny_models["qwen"])], seed=0)["qwen"]
+    policy.shares_prompts = shares
+    computed = []
+    policy.causal_lm.get_input_embeddings().register_forward_hook(
+        lambda _module, _inputs, output: computed.append(output.shape[0] * output.shape[1])
+    )
+    once = shared_rows()
+    order = torch.tensor([3, 0, 0, 1, 2, 3, 4, 0])
+    factors = torch.arange(1.0, 9.0)
+    ids, attention, mask = (tensor[order] for tensor in once)
+    ids = torch.where(attention.bool(), ids, torch.arange(8)[:, None])  # padding tells rows apart in nothing
+    results = []
+    for repeated in (True, False):
+        policy.model.zero_grad()
+        if repeated:
+            logprobs, entropy = policy.token_logprobs(ids, attention, mask, temperature=0.7)
+            assert sum(computed) == (2 * 6 + 5 * 3 if shares else 5 * 10)
+        else:
+            values = [policy.token_logprobs(*(tensor[[row]] for tensor in once), temperature=0.7) for row in range(5)]
+            logprobs, entropy = (torch.cat(parts)[order] for parts in zip(*values, strict=True))
+        (logprobs.sum(1) * factors).sum().backward()
+        results.append((logprobs.detach(), entropy, {n: p.grad.clone() for n, p in policy.model.named_parameters()}))
+    torch.testing.assert_close(results[0][0], results[1][0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(results[0][1], results[1][1], rtol=1e-5, atol=1e-5)
+    for name, gradient in results[0][2].items():
+        torch.testing.assert_close(gradient, results[1][2][name], rtol=1e-3, atol=1e-5)

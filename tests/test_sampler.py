@@ -11,7 +11,7 @@ import torch
 from hacrl.config import AgentConfig
 from hacrl.policy import Policy, load_policies
 from hacrl.sampling.sampler import SampledTokens
-from hacrl.sampling.transformers import TransformersSampler, _choose
+from hacrl.sampling.transformers import TransformersSampler, _draw
 
 PROMPTS = [(5, 6, 7), (8, 9), (10, 11, 12, 13, 14, 15, 16), (17,)]
 
@@ -134,7 +134,84 @@ def test_frequencies_follow_the_tempered_distribution(policy: Policy) -> None:
 def test_a_token_without_mass_is_never_drawn() -> None:
     logits = torch.full((5000, 6), -math.inf)
     logits[:, 2], logits[:, 4] = 0.0, 1.0
-    ids, logprobs = _choose(logits, 1.0, 1.0, torch.Generator().manual_seed(0))
+    ids, logprobs = _draw(logits, 1.0, 1.0, torch.Generator().manual_seed(0))
     assert set(ids.tolist()) == {2, 4}
     assert (ids == 4).double().mean() == pytest.approx(math.e / (1 + math.e), abs=0.03)
     assert logprobs[ids == 2].unique().item() == pytest.approx(-math.log(1 + math.e), abs=1e-6)
+
+
+@pytest.fixture(scope="module")
+def sliding(tmp_path_factory: pytest.TempPathFactory) -> Policy:
+    """Windows of 8 tokens in every other layer: rows outgrow them."""
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    config = Gemma3TextConfig(
+        vocab_size=60,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        sliding_window=8,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        max_position_embeddings=256,
+    )
+    return saved_policy(Gemma3ForCausalLM, config, tmp_path_factory.mktemp("sliding"))
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Policy:
+    """Convolutions beside attention: their states cannot be aligned by columns."""
+    from transformers import Lfm2Config, Lfm2ForCausalLM
+
+    config = Lfm2Config(
+        vocab_size=60,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        layer_types=["conv", "full_attention"],
+        max_position_embeddings=256,
+    )
+    return saved_policy(Lfm2ForCausalLM, config, tmp_path_factory.mktemp("hybrid"))
+
+
+def saved_policy(kind: type, config: object, folder: Path) -> Policy:
+    torch.manual_seed(0)
+    kind(config).save_pretrained(folder)  # type: ignore[call-arg]
+    return load_policies([AgentConfig(name="a", model=str(folder))], seed=0)["a"]
+
+
+@pytest.mark.parametrize("kind", ["sliding", "hybrid"])
+@pytest.mark.parametrize("batch_rows", [4, 64])
+def test_other_kinds_of_layers(kind: str, batch_rows: int, request: pytest.FixtureRequest) -> None:
+    policy = request.getfixturevalue(kind)
+    groups = sample(policy, answers=6, batch_rows=batch_rows, stop=tuple(range(0, 60, 9)), new=30)
+    assert max(len(answer.token_ids) for group in groups for answer in group) > 15
+    for prompt, group in zip(PROMPTS, groups, strict=True):
+        assert len(group) == 6
+        for answer in group:
+            assert answer.logprobs == pytest.approx(logprobs_of(policy, prompt, answer, 0.8).tolist(), abs=2e-5)
+
+
+def test_waiting_rows_take_the_places_of_ended_ones(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch never waits for its longest row: it is full until no row waits, and forgets columns that nobody needs."""
+    rows, columns = [], []
+    step = Policy.decode_step
+
+    def watched(self: Policy, ids: torch.Tensor, attention: torch.Tensor, *others: object) -> torch.Tensor:
+        if ids.shape[1] == 1 < attention.shape[1]:
+            rows.append(len(ids))
+            columns.append(attention.shape[1])
+        return step(self, ids, attention, *others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Policy, "decode_step", watched)
+    groups = sample(policy, answers=60, batch_rows=8, stop=tuple(range(0, policy.vocabulary, 12)), new=40)
+    tokens = sum(len(answer.token_ids) - 1 for group in groups for answer in group)
+    # At most a quarter of the places stands idle while rows wait; at the end the batch shrinks.
+    assert sum(rows) <= 1.25 * tokens + 40 * 8
+    assert rows[: len(rows) // 2] == [8] * (len(rows) // 2)
+    assert len(rows) > 200
+    assert max(columns) < 3 * (40 + 7)

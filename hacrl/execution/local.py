@@ -11,6 +11,7 @@ from hacrl.config import RunConfig
 from hacrl.encode import Encoder
 from hacrl.export import export_agent
 from hacrl.policy import load_policies
+from hacrl.process import keep_freed_memory
 from hacrl.types import Completion, RolloutGroup, Task
 
 
@@ -20,6 +21,7 @@ class LocalFleet:
     def __init__(
         self, config: RunConfig, encoders: Mapping[str, Encoder], algorithm: Algorithm, *, dump_directory: Path
     ) -> None:
+        keep_freed_memory()
         self.config = config
         self.names = tuple(agent.name for agent in config.agents)
         policies = load_policies(config.agents, seed=config.seed)

@@ -1,6 +1,7 @@
-"""The sampler in process: transformers' model and KV cache, batched by prompt length.
+"""The sampler in process: transformers' model, batched continuously.
 
-All answers to one prompt share its prefill; rows that have ended leave the batch.
+All answers to one prompt share its prefill. Rows that have ended give their places to waiting ones; when none wait,
+they leave the batch.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from torch import Tensor
 from hacrl.policy import Policy
 from hacrl.sampling.sampler import SampledTokens
 
-# Rows leave the batch once this share of it has ended: copying the cache costs about one decode step.
-COMPACT_SHARE = 0.25
+# Ended rows are exchanged once they are this share of the batch: a prefill, or a copy of the cache, costs about as
+# much as one decode step.
+TURNOVER_SHARE = 0.25
 
 
 class TransformersSampler:
@@ -39,95 +41,185 @@ class TransformersSampler:
         seed: int,
     ) -> list[list[SampledTokens]]:
         """See `Sampler.sample`."""
-        generator = torch.Generator(self.policy.device)
-        generator.manual_seed(seed)
-        # Whole groups stay together so that they share a prefill; a group larger than the batch is cut into parts.
-        per_group = min(answers, self.batch_rows)
-        parts = [
-            (prompt, min(per_group, answers - first))
-            for prompt in range(len(prompts))
-            for first in range(0, answers, per_group)
-        ]
-        parts.sort(key=lambda part: (-part[1], len(prompts[part[0]]), part[0]))
+        # Prompts of like length need little padding. Row r answers prompt order[r // answers].
+        order = sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), index))
+        decoding = _Decoding(
+            self, [prompts[index] for index in order for _ in range(answers)], temperature, top_p, max_new_tokens, seed
+        )
+        with self.policy.active():
+            decoding.run()
+        rows = decoding.sampled()
         sampled: list[list[SampledTokens]] = [[] for _ in prompts]
-        while parts:
-            copies = parts[0][1]
-            same = [part for part in parts if part[1] == copies][: max(1, self.batch_rows // copies)]
-            parts = parts[len(same) :]
-            rows = self._decode(
-                [prompts[prompt] for prompt, _ in same], copies, temperature, top_p, max_new_tokens, generator
-            )
-            for position, (prompt, _) in enumerate(same):
-                sampled[prompt] += rows[position * copies : (position + 1) * copies]
+        for place, index in enumerate(order):
+            sampled[index] = rows[place * answers : (place + 1) * answers]
         return sampled
 
-    def _decode(
+
+class _Decoding:
+    """One call of `sample`: the rows in the batch (R), and what all rows (N) have been given so far.
+
+    number_R     which of the N rows stands at each place of the batch; N itself where the row has ended.
+    count_R      tokens chosen for it.
+    chosen_R     its newest token, which is not in the cache yet.
+    position_R   that token's position.
+    attention_RC which columns of the cache belong to the row.
+    """
+
+    def __init__(
         self,
+        sampler: TransformersSampler,
         prompts: list[tuple[int, ...]],
-        copies: int,
         temperature: float,
         top_p: float,
         max_new_tokens: int,
-        generator: torch.Generator,
-    ) -> list[SampledTokens]:
+        seed: int,
+    ) -> None:
+        device = sampler.policy.device
+        self.sampler, self.prompts, self.device = sampler, prompts, device
+        self.temperature, self.top_p, self.max_new_tokens = temperature, top_p, max_new_tokens
+        self.generator = torch.Generator(device)
+        self.generator.manual_seed(seed)
+        total = len(prompts)
+        # One place more than rows: what ended rows are still given goes there.
+        self.tokens = torch.full((total + 1, max_new_tokens), sampler.pad_token_id, dtype=torch.long, device=device)
+        self.logprobs = torch.zeros((total + 1, max_new_tokens), dtype=torch.float32, device=device)
+        self.lengths = torch.zeros(total + 1, dtype=torch.long, device=device)
+        self.stopped = torch.zeros(total + 1, dtype=torch.bool, device=device)
+        self.waiting = 0  # the first row that has not been in the batch
+        self.cache: Any = None
+        self.number_R = self.count_R = self.chosen_R = self.position_R = torch.empty(0, dtype=torch.long, device=device)
+        self.attention_RC = torch.empty(0, 0, dtype=torch.long, device=device)
+
+    def run(self) -> None:
+        total = len(self.prompts)
+        while True:
+            ended_R = self.number_R == total
+            ended, rows = int(ended_R.sum()), len(self.number_R)
+            if ended == rows:
+                if self.waiting == total:
+                    return
+                self._begin()
+                continue
+            if ended >= TURNOVER_SHARE * rows:
+                if self.waiting < total and self._takes_rows:
+                    self._exchange(ended_R.nonzero().squeeze(1)[: total - self.waiting])
+                    continue  # a new row may have ended with its first token
+                self._drop(~ended_R)
+            self._step()
+
+    @property
+    def _takes_rows(self) -> bool:
+        from hacrl.sampling.row_cache import RowCache
+
+        return isinstance(self.cache, RowCache)
+
+    def _begin(self) -> None:
+        """A new batch of waiting rows."""
+        from hacrl.sampling.row_cache import RowCache
+
+        prefilled, logits_RV, attention_RC, prompt_of_row_R = self._prefill(self.sampler.batch_rows)
+        if RowCache.holds(prefilled):
+            self.cache = RowCache(prefilled, prompt_of_row_R)
+        else:
+            self.cache = prefilled
+            self.cache.reorder_cache(prompt_of_row_R)
+        rows = len(prompt_of_row_R)
+        self.number_R = torch.arange(self.waiting - rows, self.waiting, device=self.device)
+        self.count_R = torch.zeros_like(self.number_R)
+        self.attention_RC = attention_RC
+        self.position_R = attention_RC.sum(1)
+        self.chosen_R = torch.empty_like(self.number_R)
+        self._choose(torch.arange(rows, device=self.device), logits_RV)
+
+    def _exchange(self, slots_M: Tensor) -> None:
+        """Waiting rows take the places of ended ones."""
+        prefilled, logits_MV, attention_MC, prompt_of_row_M = self._prefill(len(slots_M))
+        live_R = self.number_R < len(self.prompts)
+        live_R[slots_M] = False
+        unused = int(self.attention_RC[live_R].any(0).long().argmax())
+        # Moving what is kept pays once it halves the columns that every step attends to.
+        if unused >= self.attention_RC.shape[1] // 2:
+            self.cache.trim(unused)
+            self.attention_RC = self.attention_RC[:, unused:]
+        self.cache.replace(slots_M, prefilled, prompt_of_row_M)
+        columns = self.cache.length
+        self.attention_RC = torch.nn.functional.pad(self.attention_RC, (columns - self.attention_RC.shape[1], 0))
+        self.attention_RC[slots_M] = torch.nn.functional.pad(attention_MC, (columns - attention_MC.shape[1], 0))
+        self.number_R[slots_M] = torch.arange(self.waiting - len(slots_M), self.waiting, device=self.device)
+        self.count_R[slots_M] = 0
+        self.position_R[slots_M] = attention_MC.sum(1)
+        self._choose(slots_M, logits_MV)
+
+    def _drop(self, keep_R: Tensor) -> None:
+        """Ended rows leave the batch."""
+        keep = keep_R.nonzero().squeeze(1)
+        self.cache.reorder_cache(keep)
+        self.number_R, self.count_R, self.chosen_R = self.number_R[keep], self.count_R[keep], self.chosen_R[keep]
+        self.position_R, self.attention_RC = self.position_R[keep], self.attention_RC[keep]
+
+    def _step(self) -> None:
+        """One more token for every row of the batch."""
+        self.attention_RC = torch.nn.functional.pad(self.attention_RC, (0, 1), value=1)
+        logits_RV = self.sampler.policy.decode_step(
+            self.chosen_R[:, None], self.attention_RC, self.position_R[:, None], self.cache
+        )
+        self.position_R = self.position_R + 1
+        self._choose(slice(None), logits_RV)
+
+    def _choose(self, slots: Tensor | slice, logits_MV: Tensor) -> None:
+        """Draw the next token of the rows at `slots`, and write it down."""
+        chosen_M, logprob_M = _draw(logits_MV, self.temperature, self.top_p, self.generator)
+        number_M, count_M = self.number_R[slots], self.count_R[slots]
+        self.tokens[number_M, count_M] = chosen_M
+        self.logprobs[number_M, count_M] = logprob_M
+        count_M = count_M + 1
+        self.lengths[number_M] = count_M
+        stop_M = torch.isin(chosen_M, self.sampler.stop_token_ids)
+        self.stopped[number_M] = stop_M
+        ended_M = stop_M | (count_M == self.max_new_tokens) | (number_M == len(self.prompts))
+        self.chosen_R[slots] = chosen_M
+        self.number_R[slots] = torch.where(ended_M, len(self.prompts), number_M)
+        # An ended row goes on until it is exchanged, and its count must stay a place in `tokens`.
+        self.count_R[slots] = torch.where(ended_M, 0, count_M)
+
+    def _prefill(self, rows: int) -> tuple[Any, Tensor, Tensor, Tensor]:
+        """Compute the prompts of the next `rows` waiting rows, each different one once, padded on the left.
+
+        Returns their cache, and for each row the logits, the columns that its prompt takes, and which prompt it has.
+        """
         from transformers import DynamicCache
 
-        device = self.policy.device
-        longest = max(map(len, prompts))
-        input_ids = torch.full((len(prompts), longest), self.pad_token_id, dtype=torch.long)
-        attention = torch.zeros((len(prompts), longest), dtype=torch.long)
-        for row, prompt in enumerate(prompts):
+        first, self.waiting = self.waiting, min(self.waiting + rows, len(self.prompts))
+        number: dict[tuple[int, ...], int] = {}
+        prompt_of_row = [number.setdefault(prompt, len(number)) for prompt in self.prompts[first : self.waiting]]
+        longest = max(map(len, number))
+        input_ids = torch.full((len(number), longest), self.sampler.pad_token_id, dtype=torch.long)
+        attention = torch.zeros((len(number), longest), dtype=torch.long)
+        for row, prompt in enumerate(number):
             input_ids[row, longest - len(prompt) :] = torch.tensor(prompt, dtype=torch.long)
             attention[row, longest - len(prompt) :] = 1
-        input_ids, attention = input_ids.to(device), attention.to(device)
+        input_ids, attention = input_ids.to(self.device), attention.to(self.device)
+        cache = DynamicCache(config=self.sampler.policy.config)
+        position_ids = (attention.cumsum(1) - 1).clamp(min=0)
+        logits = self.sampler.policy.decode_step(input_ids, attention, position_ids, cache)
+        prompt_of_row_R = torch.tensor(prompt_of_row, device=self.device)
+        return cache, logits[prompt_of_row_R], attention[prompt_of_row_R], prompt_of_row_R
 
-        total = len(prompts) * copies
-        tokens = torch.full((total, max_new_tokens), self.pad_token_id, dtype=torch.long, device=device)
-        logprobs = torch.zeros((total, max_new_tokens), dtype=torch.float32, device=device)
-        lengths = torch.zeros(total, dtype=torch.long, device=device)
-        rows = torch.arange(total, device=device)  # the original row of each row still in the batch
-        ended = torch.zeros(total, dtype=torch.bool, device=device)  # of the rows in the batch
-        stopped = torch.zeros(total, dtype=torch.bool, device=device)  # of the original rows
-
-        cache: Any = DynamicCache(config=self.policy.config)
-        with self.policy.active():
-            position_ids = (attention.cumsum(1) - 1).clamp(min=0)
-            logits = self.policy.decode_step(input_ids, attention, position_ids, cache)
-            if copies > 1:
-                cache.batch_repeat_interleave(copies)
-            logits, attention = logits.repeat_interleave(copies, 0), attention.repeat_interleave(copies, 0)
-            positions = attention.sum(1)
-            for step in range(max_new_tokens):
-                chosen, chosen_logprobs = _choose(logits, temperature, top_p, generator)
-                live = rows[~ended]
-                tokens[live, step] = chosen[~ended]
-                logprobs[live, step] = chosen_logprobs[~ended]
-                lengths[live] += 1
-                ended = ended | torch.isin(chosen, self.stop_token_ids)
-                stopped[rows[ended]] = True
-                if step + 1 == max_new_tokens or bool(ended.all()):
-                    break
-                if float(ended.float().mean()) >= COMPACT_SHARE:
-                    keep = (~ended).nonzero().squeeze(1)
-                    cache.batch_select_indices(keep)
-                    rows, ended, chosen = rows[keep], ended[keep], chosen[keep]
-                    attention, positions = attention[keep], positions[keep]
-                attention = torch.cat([attention, attention.new_ones(len(rows), 1)], 1)
-                logits = self.policy.decode_step(chosen[:, None], attention, positions[:, None], cache)
-                positions = positions + 1
+    def sampled(self) -> list[SampledTokens]:
+        rows = zip(
+            self.tokens.tolist(), self.logprobs.tolist(), self.lengths.tolist(), self.stopped.tolist(), strict=True
+        )
         return [
             SampledTokens(
-                token_ids=tuple(row_tokens[:length]),
-                logprobs=tuple(row_logprobs[:length]),
-                finish_reason="stop" if stop else "length",
+                token_ids=tuple(tokens[:length]),
+                logprobs=tuple(logprobs[:length]),
+                finish_reason="stop" if stopped else "length",
             )
-            for row_tokens, row_logprobs, length, stop in zip(
-                tokens.tolist(), logprobs.tolist(), lengths.tolist(), stopped.tolist(), strict=True
-            )
+            for tokens, logprobs, length, stopped in list(rows)[: len(self.prompts)]
         ]
 
 
-def _choose(logits: Tensor, temperature: float, top_p: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _draw(logits: Tensor, temperature: float, top_p: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """One id per row and its log-probability under the distribution it was drawn from."""
     if temperature == 0:
         best, ids = logits.max(-1)

@@ -1,0 +1,57 @@
+"""Sides in processes of their own, one step at a time in turn, so that a busy machine disturbs all alike."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from work import Work
+
+HERE = Path(__file__).resolve().parent
+
+
+class Side:
+    """One side: its process waits between steps and takes no processor time then."""
+
+    def __init__(self, script: str, work: Work, *flags: str, threads: int, log: Path) -> None:
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": str(threads),
+            "OMP_WAIT_POLICY": "PASSIVE",
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        self.script, self.log = script, log
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / script), work.to_json(), *flags],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log.open("w"),
+            text=True,
+            env=environment,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def step(self, **order: Any) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(order or {"go": True}) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.script} ended:\n{self.log.read_text()[-3000:]}")
+        seen: dict[str, Any] = json.loads(line)
+        return seen
