@@ -14,14 +14,15 @@ from hacrl.process import keep_freed_memory
 torch.set_num_threads(1)
 if {keeps}:
     keep_freed_memory()
-def faults():
+def faults(blocks):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(20):
-        parts = [torch.ones(2**22) for _ in range(16)]  # 16 MiB each
+    for _ in range(5):
+        parts = [torch.ones(blocks * 2**18) for _ in range(16)]  # MiB
         del parts
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-faults()
-print(faults())
+for blocks in (1, 4, 8, 16, 24):  # a first pass of each, in which memory is new
+    faults(blocks)
+print(faults(24))
 """
 
 

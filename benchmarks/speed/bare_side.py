@@ -6,7 +6,6 @@ nothing is verified, encoded, measured or written.
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 

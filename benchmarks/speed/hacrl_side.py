@@ -13,7 +13,6 @@ from work import Driver, Work
 
 from hacrl import RunConfig, training_steps
 from hacrl.agent import Agent
-from hacrl.encode import Encoder
 
 HERE = Path(__file__).resolve()
 

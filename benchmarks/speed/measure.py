@@ -15,17 +15,30 @@ from work import Work
 HERE = Path(__file__).resolve().parent
 
 
+def environment(threads: int) -> dict[str, str]:
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": str(threads),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TRANSFORMERS_VERBOSITY": "error",
+        "TRL_EXPERIMENTAL_SILENCE": "1",
+    }
+
+
+def write(result: dict[str, Any], path: Path | None) -> None:
+    """Print a result without its single rounds, and keep all of it where a path is given."""
+    print(json.dumps({name: value for name, value in result.items() if name != "rounds"}, indent=2))
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result, indent=2) + "\n")
+
+
 class Side:
     """One side: its process waits between steps and takes no processor time then."""
 
     def __init__(self, script: str, work: Work, *flags: str, threads: int, log: Path) -> None:
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": str(threads),
-            "OMP_WAIT_POLICY": "PASSIVE",
-            "HF_HUB_OFFLINE": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-        }
         self.script, self.log = script, log
         self._process = subprocess.Popen(
             [sys.executable, str(HERE / script), work.to_json(), *flags],
@@ -33,7 +46,7 @@ class Side:
             stdout=subprocess.PIPE,
             stderr=log.open("w"),
             text=True,
-            env=environment,
+            env=environment(threads),
         )
 
     def __enter__(self) -> Self:

@@ -1,7 +1,8 @@
 """One step of GSPO: hacrl against TRL on the same work, and against the bare calls of the model.
 
 python benchmarks/speed/step.py --model tiny --results benchmarks/results/speed/step_tiny.json
-python benchmarks/speed/step.py --model models/SmolLM2-135M-Instruct --results benchmarks/results/speed/step_smollm2.json
+python benchmarks/speed/step.py --model models/SmolLM2-135M-Instruct --prompts 4 --answers 4 \\
+    --results benchmarks/results/speed/step_smollm2.json
 
 Needs `pip install -e '.[bench]'` (TRL). The sides take turns, step by step. Before the timing TRL trains on what hacrl
 sampled, for a few steps at a learning rate that moves the weights: loss and gradient norm must agree.
@@ -11,13 +12,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from measure import Side
+from measure import Side, write
 from work import Work, tiny_model
 
 
@@ -56,10 +56,7 @@ def main() -> None:
             "same_updates": same_updates(moving, options.threads, folder),
             **timed(work, options.threads, folder),
         }
-    print(json.dumps({name: value for name, value in result.items() if name != "rounds"}, indent=2))
-    if options.results is not None:
-        options.results.parent.mkdir(parents=True, exist_ok=True)
-        options.results.write_text(json.dumps(result, indent=2) + "\n")
+    write(result, options.results)
 
 
 def same_updates(work: Work, threads: int, folder: Path) -> list[dict[str, float]]:

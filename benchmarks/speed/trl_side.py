@@ -6,16 +6,11 @@ sampled, so that both sides' updates can be compared number by number.
 
 from __future__ import annotations
 
-import os
 import resource
 import sys
 import tempfile
 import time
-import warnings
 from typing import Any
-
-os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "TRL_EXPERIMENTAL_SILENCE": "1"}
-warnings.filterwarnings("ignore")
 
 import torch
 from datasets import Dataset
@@ -36,7 +31,7 @@ class Steps(TrainerCallback):  # type: ignore[misc]
         self.order: dict[str, Any] | None = None
         self.trainer: Any = None
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_begin(self, _args: Any, _state: Any, control: Any, **_: Any) -> None:
         if self.made % self.updates == 0:
             self.tell()
             self.order = self.driver.order()
@@ -81,7 +76,7 @@ def main() -> None:
     sampled_rows = work.prompts * work.answers
     seconds: dict[str, float] = {}
 
-    def reward(completions: Any, **columns: Any) -> list[float]:
+    def reward(completions: Any, **_: Any) -> list[float]:
         return digit_share([], [completion[0]["content"] for completion in completions])
 
     steps = Steps(driver, work.updates, seconds)

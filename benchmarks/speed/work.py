@@ -50,7 +50,7 @@ def tasks(count: int) -> list[Task]:
     return [Task(id=str(index), prompt=question) for index, question in enumerate(questions(count))]
 
 
-def digit_share(prompts: Sequence[Any], completions: Sequence[str], **columns: Any) -> list[float]:
+def digit_share(prompts: Sequence[Any], completions: Sequence[str]) -> list[float]:  # noqa: ARG001
     """A reward that nearly always differs within a group, so that no side can leave out rows without an advantage."""
     return [sum(map(str.isdigit, text)) / max(1, len(text)) + len(text) / 1000 for text in completions]
 
