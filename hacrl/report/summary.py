@@ -1,0 +1,243 @@
+"""The answer at the top: whether sharing helped, by how much, why, and what to mistrust."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hacrl.report.intervals import Interval
+from hacrl.report.methods import Method
+from hacrl.report.rollouts import Sample
+from hacrl.report.runs import Comparison, number
+from hacrl.report.scores import LAST_STEPS, Measure
+from hacrl.report.tables import DROPS, PairMeans
+
+Tone = Literal["good", "bad", "plain", "warn"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Card:
+    """One agent's result in large print; `agent` is None for the mean."""
+
+    agent: str | None
+    value: str
+    verdict: str
+    detail: str
+    tone: Tone
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Line:
+    """One sentence with the metric behind it."""
+
+    text: str
+    key: str
+    tone: Tone
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Summary:
+    headline: str
+    tone: Tone
+    detail: str
+    cards: list[Card]
+    why: list[Line]
+    checks: list[Line]
+
+
+def summarise(
+    methods: Sequence[Method], comparisons: Sequence[Comparison], measure: Measure, sample: Sample
+) -> Summary:
+    """The first sharing method against the first method without sharing; a comparison's own figures where it has them."""
+    sharing = next((method for method in methods if method.shares), None)
+    control = next((method for method in methods if not method.shares), None)
+    checks = [*_checks(methods, sample)]
+    if sharing is None or control is None:
+        missing = (
+            "None of these runs shares rollouts, so there is nothing to compare: add a run with algorithm=hacpo."
+            if sharing is None
+            else "Whether sharing helped cannot be told: none of these runs trains the same agents alone. "
+            "Add a run with algorithm=gspo."
+        )
+        only = sharing or control
+        assert only is not None
+        return Summary(
+            headline=missing,
+            tone="plain",
+            detail=f"{measure.name} of {only.name} at the end.",
+            cards=[*_plain_cards(only, measure)],
+            why=[*_why(sharing)] if sharing else [],
+            checks=checks,
+        )
+    cards = [
+        _card(agent, gain, sharing, control, measure)
+        for agent in measure.agents
+        if (gain := _gain(agent, sharing, control, comparisons, measure)) is not None
+    ]
+    overall = next((card for card in cards if card.agent is None), cards[0] if cards else None)
+    return Summary(
+        headline=_headline(overall, cards, sharing, control),
+        tone=overall.tone if overall else "plain",
+        detail=f"{measure.name}: {sharing.name} against {control.name} (each agent alone)."
+        + (" Intervals: 95 % over training seeds." if overall and "interval" in overall.detail else ""),
+        cards=cards,
+        why=[*_why(sharing)],
+        checks=checks,
+    )
+
+
+def _headline(overall: Card | None, cards: Sequence[Card], sharing: Method, control: Method) -> str:
+    if overall is None:
+        return f"{sharing.name} and {control.name} have no agent and no score in common to compare."
+    if overall.verdict == "one seed":
+        return f"Too few seeds to tell whether sharing helped: {overall.value} with {sharing.name}."
+    who = ", ".join(str(card.agent) for card in cards if card.agent is not None and card.tone == overall.tone)
+    if overall.tone == "good":
+        return f"Sharing helped: {overall.value} on average." + (f" It shows for {who}." if who else "")
+    if overall.tone == "bad":
+        return f"Sharing did harm: {overall.value} on average." + (f" It shows for {who}." if who else "")
+    clear = [card for card in cards if card.tone in ("good", "bad")]
+    also = "; ".join(f"{card.agent}: {card.verdict}" for card in clear)
+    return "No difference shown between sharing and training alone on average." + (f" But {also}." if also else "")
+
+
+def _gain(
+    agent: str | None, sharing: Method, control: Method, comparisons: Sequence[Comparison], measure: Measure
+) -> Interval | None:
+    for comparison in comparisons:
+        for result in comparison.results:
+            if (result.get("agent"), result.get("method")) != (agent or "mean", sharing.name):
+                continue
+            found = (result.get("differences") or {}).get(control.name) or {}
+            mean, low, high = (number(found.get(key)) for key in ("mean", "low", "high"))
+            if mean is not None:
+                half = None if low is None or high is None else (high - low) / 2
+                middle = mean if half is None or low is None else low + half
+                return Interval(mean=middle, half=half, over=f"{result.get('runs', '?')} runs")
+    return measure.gain(sharing, control, agent)
+
+
+def _card(agent: str | None, gain: Interval, sharing: Method, control: Method, measure: Measure) -> Card:
+    tone: Tone = "plain"
+    verdict = "no difference shown"
+    if gain.low is None or gain.high is None:
+        verdict = "one seed"
+    elif gain.low > 0:
+        tone, verdict = "good", "sharing helped"
+    elif gain.high < 0:
+        tone, verdict = "bad", "sharing did harm"
+    factor, digits, unit = (100, 1, " points") if measure.percent else (1, 3, "")
+    ends = (measure.shown(measure.end(method, agent)).split(" ±")[0] for method in (sharing, control))
+    percent = " %" if measure.percent else ""
+    detail = " against ".join(
+        f"{end}{percent} with {method.name}" for end, method in zip(ends, (sharing, control), strict=True)
+    )
+    if gain.low is not None and gain.high is not None:
+        detail += f"; interval {factor * gain.low:+.{digits}f} to {factor * gain.high:+.{digits}f} over {gain.over}"
+    value = f"{factor * gain.mean:+.{digits}f}{unit}"
+    return Card(agent=agent, value=value, verdict=verdict, detail=detail, tone=tone)
+
+
+def _plain_cards(method: Method, measure: Measure) -> Iterator[Card]:
+    for agent in measure.agents:
+        end, start = measure.end(method, agent), measure.start([method], agent)
+        if end is not None:
+            percent = " %" if measure.percent else ""
+            detail = f"from {measure.shown(start)}{percent}" if start else ""
+            yield Card(agent=agent, value=measure.shown(end) + percent, verdict="at the end", detail=detail, tone="plain")
+
+
+def _why(sharing: Method) -> Iterator[Line]:
+    for learner, author in sharing.pairs:
+        pair = PairMeans(sharing, learner, author)
+        inside, weight, omega = (pair.of(key) for key in ("inside_share", "weight_share", "omega"))
+        below, above = pair.of("below_share"), pair.of("above_share")
+        words = []
+        if inside is not None:
+            words.append(f"{learner} could use {inside:.0%} of {author}'s answers")
+            if inside < 0.3:
+                side = f"{below:.0%} were too unlikely for it" if (below or 0) >= (above or 0) else f"{above:.0%} too likely"
+                words[-1] += f" ({side})"
+        if weight is not None:
+            words.append(f"they made {weight:.0%} of what moved it" if words else f"{author} made {weight:.0%} of what moved {learner}")
+        if omega is not None:
+            stronger = "as strong" if 0.95 < omega < 1.05 else f"{omega:.2f} times as strong"
+            words.append(f"{author} was {stronger}")
+        if words:
+            little = (weight is not None and weight < 0.05) or (inside is not None and inside < 0.1)
+            yield Line(
+                text="; ".join(words) + "." + (" Little was shared in effect." if little else ""),
+                key=f"pair/{learner}/{author}/...",
+                tone="warn" if little else "plain",
+            )
+
+
+def _checks(methods: Sequence[Method], sample: Sample) -> Iterator[Line]:
+    for method in methods:
+        unfinished = [run for run in method.runs if run.done < run.planned]
+        if unfinished:
+            names = ", ".join(f"{run.name} ({run.done} of {run.planned} steps)" for run in unfinished[:4])
+            more = f" and {len(unfinished) - 4} more" if len(unfinished) > 4 else ""
+            yield Line(text=f"Unfinished: {names}{more}.", key="metrics.jsonl", tone="warn")
+        for run in method.runs:
+            for note in run.notes:
+                yield Line(text=f"{run.name}: {note}.", key="", tone="warn")
+        for agent in method.agents:
+            yield from _agent_checks(method, agent)
+        for learner, author in method.pairs:
+            pair = PairMeans(method, learner, author)
+            prefix = f"pair/{learner}/{author}"
+            rows = pair.total("rows") or 0.0
+            for keys, what in (
+                ([f"dropped/{cause}" for cause in DROPS], "were dropped"),
+                (["round_trip_failures"], f"read differently after {learner}'s tokenizer"),
+                (["truncated"], f"were cut to {learner}'s limit"),
+            ):
+                if lost := pair.total(*keys):
+                    yield Line(
+                        text=f"{method.name}: {lost:,.0f} of {rows:,.0f} answers of {author} {what}.",
+                        key=f"{prefix}/{keys[0] if len(keys) == 1 else 'dropped/...'}",
+                        tone="warn" if lost > 0.01 * rows else "plain",
+                    )
+    budgets = {
+        method.name: statistics.fmean(sum(run.column("rollouts").values()) for run in method.runs)
+        for method in methods
+    }
+    known = {name: count for name, count in budgets.items() if count}
+    if known and max(known.values()) > 1.02 * min(known.values()):
+        told = ", ".join(f"{name} {count:,.0f}" for name, count in known.items())
+        yield Line(
+            text=f"Runs were given different numbers of rollouts ({told}): compare the curves against rollouts, not "
+            "the ends.",
+            key="rollouts",
+            tone="warn",
+        )
+    if sample.unreadable:
+        yield Line(text=f"{sample.unreadable:,} lines of rollout files could not be read.", key="rollouts/", tone="warn")
+
+
+# metric, above which value, over the whole run (else its last steps), what it means
+LIMITS = (
+    ("reward/unscored", 0.0, True, "answers per step got no score: see the causes reward/unscored/..."),
+    ("truncated_rate", 0.05, False, "of its answers are cut off by the length limit: raise max_new_tokens"),
+    ("reward/parse_failure_rate", 0.05, False, "of its answers hold no final answer: ask for the form in the prompt"),
+    ("zero_variance_share", 0.5, True, "of its tasks taught nothing, for all answers were equally good"),
+    ("baseline_fell_back_share", 0.2, True, "of its baselines were replaced, for capabilities differ much"),
+    ("own_ratio_error", 0.01, True, "off: sampler and learner disagree on log-probabilities; set old_logprobs: learner"),
+    ("updates_skipped", 0.0, True, "updates per step were skipped, for no row had a gradient"),
+)
+
+
+def _agent_checks(method: Method, agent: str) -> Iterator[Line]:
+    for metric, limit, whole, words in LIMITS:
+        columns = [run.column(f"agent/{agent}/{metric}") for run in method.runs]
+        values = [
+            statistics.fmean(list(column.values())[slice(None) if whole else slice(-LAST_STEPS, None)])
+            for column in columns
+            if column
+        ]
+        if values and (mean := statistics.fmean(values)) > limit:
+            shown = f"{mean:.0%}" if metric.endswith(("rate", "share")) else f"{mean:.2g}"
+            yield Line(text=f"{method.name}, {agent}: {shown} {words}.", key=f"agent/{agent}/{metric}", tone="warn")
