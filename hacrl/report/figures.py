@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -125,7 +126,7 @@ def _learning(methods: Sequence[Method]) -> list[Chart]:
             f"{' or '.join(k)} answers per task. A solid line above a broken one means that sharing helped.",
             ["avg@k in evaluations.jsonl"],
             methods,
-            lambda run, agent, split=split: held_out(run, agent, split),
+            functools.partial(_held_out, split=split),
             unit=_unit_of_evaluations(methods),
             mean=True,
         )
@@ -144,6 +145,10 @@ def _learning(methods: Sequence[Method]) -> list[Chart]:
             unit="number",
         ),
     ]
+
+
+def _held_out(run: Run, agent: str, *, split: str) -> ByStep:
+    return held_out(run, agent, split)
 
 
 def _unit_of_evaluations(methods: Sequence[Method]) -> Unit:
@@ -167,7 +172,8 @@ def _sharing(methods: Sequence[Method], sample: Sample) -> list[Chart]:
     def by_pair(
         id: str, title: str, caption: str, keys: Sequence[str], *, unit: Unit, labels: Sequence[str] = ()
     ) -> Chart:
-        """A panel per method and pair, with a curve per key; the author's colour."""
+        """A panel per method and pair, with a curve per key; the author's colour. Of several keys only those show
+        that are ever above 0."""
         panels = [
             Panel(
                 title=f"{learner} ← {author}",
@@ -178,6 +184,7 @@ def _sharing(methods: Sequence[Method], sample: Sample) -> list[Chart]:
                     Series(method=method.name, agent=author, curve=found, label=label)
                     for key, label in zip(keys, labels or [""] * len(keys), strict=True)
                     if (found := curve(_columns(method, f"pair/{learner}/{author}/{key}"), bin_steps=width))
+                    and (any(found.mean) or not labels)
                 ],
             )
             for method in sharing
@@ -281,8 +288,8 @@ def _sharing(methods: Sequence[Method], sample: Sample) -> list[Chart]:
         by_pair(
             "lost",
             "Answers lost or changed on the way",
-            "Foreign rows per step that were dropped, cut, or read differently after the learner's tokenizer. It "
-            "should stay at 0.",
+            "Foreign rows per step that were dropped, cut, or read differently after the learner's tokenizer. What "
+            "never happened is left out.",
             [
                 "round_trip_failures",
                 "truncated",
@@ -324,52 +331,9 @@ def _ratio_panels(sharing: Sequence[Method], sample: Sample) -> list[Panel]:
 
 
 def _health(methods: Sequence[Method]) -> list[Chart]:
-    parts: list[tuple[str, str, str, str, Unit]] = [
-        (
-            "zero_variance_share",
-            "Tasks without a lesson",
-            "Share of tasks whose answers were all equally good, so that nothing could be learned. Above one half, the "
-            "tasks are too easy or too hard, or the groups too small.",
-            "zero-variance",
-            "share",
-        ),
-        (
-            "entropy",
-            "Entropy",
-            "How open the agent still is between tokens. It falls slowly in a healthy run; near 0 nothing new is tried.",
-            "entropy",
-            "number",
-        ),
-        (
-            "truncated_rate",
-            "Answers cut off",
-            "Share of answers that hit the length limit before they ended. Above 5 %, raise max_new_tokens.",
-            "truncation",
-            "share",
-        ),
-        (
-            "completion_tokens_mean",
-            "Length of answers",
-            "Mean tokens of an answer. A fast rise to the limit means rambling.",
-            "length",
-            "number",
-        ),
-        (
-            "grad_norm",
-            "Gradient norm",
-            "Mean norm of the gradient before clipping. It should be steady; rising without end means that the "
-            "learning rate is too high.",
-            "grad-norm",
-            "number",
-        ),
-        (
-            "kl",
-            "KL to the starting weights",
-            "How far the agent has moved from where it started.",
-            "kl",
-            "number",
-        ),
-    ]
+    def by_agent(id: str, metric: str, title: str, caption: str, *, unit: Unit) -> Chart:
+        return _metric_by_agent(id, "health", title, caption, metric, methods, unit=unit)
+
     return [
         _by_agent(
             "clip",
@@ -381,9 +345,50 @@ def _health(methods: Sequence[Method]) -> list[Chart]:
             _clipped,
             unit="share",
         ),
-        *(
-            _metric_by_agent(id, "health", title, caption, metric, methods, unit=unit)
-            for metric, title, caption, id, unit in parts
+        by_agent(
+            "zero-variance",
+            "zero_variance_share",
+            "Tasks without a lesson",
+            "Share of tasks whose answers were all equally good, so that nothing could be learned. Above one half, the "
+            "tasks are too easy or too hard, or the groups too small.",
+            unit="share",
+        ),
+        by_agent(
+            "entropy",
+            "entropy",
+            "Entropy",
+            "How open the agent still is between tokens, in nats per token. It falls slowly in a healthy run; near 0 "
+            "nothing new is tried.",
+            unit="number",
+        ),
+        by_agent(
+            "truncation",
+            "truncated_rate",
+            "Answers cut off",
+            "Share of answers that hit the length limit before they ended. Above 5 %, raise max_new_tokens.",
+            unit="share",
+        ),
+        by_agent(
+            "length",
+            "completion_tokens_mean",
+            "Length of answers",
+            "Mean tokens of an answer. A fast rise to the limit means rambling.",
+            unit="number",
+        ),
+        by_agent(
+            "grad-norm",
+            "grad_norm",
+            "Gradient norm",
+            "Mean norm of the gradient before clipping. It should be steady; rising without end means that the "
+            "learning rate is too high.",
+            unit="number",
+        ),
+        by_agent(
+            "kl",
+            "kl",
+            "KL to the starting weights",
+            "How far the agent has moved from where it started, in nats.",
+            unit="number",
         ),
         _time(methods),
         _memory(methods),
@@ -493,11 +498,7 @@ def _by_agent(
             series=[
                 Series(method=method.name, agent=agent, curve=found)
                 for method in methods
-                if (
-                    found := curve(
-                        [values(run, agent) for run in method.runs if agent in run.agents], bin_steps=width
-                    )
-                )
+                if (found := curve([values(run, agent) for run in method.runs if agent in run.agents], bin_steps=width))
             ],
         )
         for agent in agents
@@ -521,10 +522,3 @@ def _mean(run: Run, values: Callable[[Run, str], ByStep]) -> dict[int, float]:
 
 def _columns(method: Method, name: str) -> list[Mapping[int, float]]:
     return [run.column(name) for run in method.runs if run.column(name)]
-
-
-def chart_data(chart: Chart) -> Any:
-    """The chart as the page reads it."""
-    from dataclasses import asdict
-
-    return asdict(chart)

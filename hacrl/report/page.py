@@ -24,13 +24,13 @@ from hacrl.errors import RunDirectoryError
 from hacrl.report.figures import band, charts
 from hacrl.report.methods import Method, group_runs
 from hacrl.report.rollouts import RULE, Sample, sample
-from hacrl.report.runs import Comparison, Run, read_runs
+from hacrl.report.runs import Comparison, read_runs
 from hacrl.report.scores import Measure
 from hacrl.report.series import AXES, costs
 from hacrl.report.summary import summarise
 from hacrl.report.tables import comparison_table, pair_table, results_table, runs_table
 
-# Compressed rollouts of at most this size keep the whole page under 5 MB: plotly.js takes 1.5 MB, and base64 adds a third.
+# Compressed rollouts of at most this size keep the page under 5 MB: plotly.js takes 1.5 MB, and base64 adds a third.
 MOST_ROLLOUT_BYTES = 1_500_000
 DIGITS = 5
 
@@ -54,18 +54,17 @@ def report(paths: Sequence[Path]) -> str:
     """The whole page as HTML."""
     runs, comparisons = read_runs(paths)
     methods = group_runs(runs)
-    found = sample(methods, runs)
+    runs = [run for method in methods for run in method.runs]
+    found = sample(methods)
     rollouts = _packed(found.groups)
     while len(rollouts) > MOST_ROLLOUT_BYTES and len(found.groups) > 1:
         # A little less than what would fit by proportion, for groups differ in size.
         found = found.thinned(max(1, int(0.9 * len(found.groups) * MOST_ROLLOUT_BYTES / len(rollouts))))
         rollouts = _packed(found.groups)
-    return _html(_packed(_content(runs, methods, comparisons, found)), rollouts)
+    return _html(_packed(_content(methods, comparisons, found)), rollouts)
 
 
-def _content(
-    runs: Sequence[Run], methods: Sequence[Method], comparisons: Sequence[Comparison], found: Sample
-) -> dict[str, Any]:
+def _content(methods: Sequence[Method], comparisons: Sequence[Comparison], found: Sample) -> dict[str, Any]:
     measure = Measure(methods)
     agents = list(dict.fromkeys(agent for method in methods for agent in method.agents))
     pairs = pair_table(methods)
@@ -88,9 +87,7 @@ def _content(
         "summary": asdict(summarise(methods, comparisons, measure, found)),
         "tables": {table.id: asdict(table) for table in tables},
         "charts": [asdict(chart) for chart in charts(methods, found)],
-        "runs": [
-            {"name": run.name, "method": next(method.name for method in methods if run in method.runs)} for run in runs
-        ],
+        "runs": [{"name": run.name, "method": method.name} for method in methods for run in method.runs],
         "rollouts": {"rule": RULE, "shown": found.shown, "total": found.total},
         "version": version("hacrl"),
     }

@@ -1,6 +1,6 @@
 """Rollouts of all runs: a spread of whole task groups to read, and the distribution of the sequence ratio s.
 
-Rollout files grow without end and a page must not, so both come from a part of them by a fixed rule, which `RULE` tells.
+Rollout files grow without end and a page must not, so both come from a part of them, by the rule that `RULE` tells.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hacrl.report.methods import Method
-from hacrl.report.runs import Run, json_rows, number
+from hacrl.report.runs import json_rows, number
 
 T = TypeVar("T")
+_Rows = list[dict[str, Any]]
 
 # Bytes of rollout files to read, shared equally by the runs: what takes a few seconds.
 MOST_BYTES = 240_000_000
 MOST_ROLLOUTS = 2000
+# Kept of one step while reading, so that memory does not grow with the batch.
+MOST_GROUPS_OF_STEP = 24
 # Groups with the largest advantages, per run: an even spread would miss what moved the weights most.
 EXTREME_GROUPS = 3
 # Longer texts keep their head and their tail, where the final answer is.
@@ -51,7 +54,7 @@ class Ratios:
 class Sample:
     """Groups to show and the ratios that were read.
 
-    groups      JSON-able, in order of run and step; `run` is a place in the list of runs.
+    groups      JSON-able, in order of run and step; `run` counts the runs of all methods in their order.
     total       rollouts that the runs made; `shown` of them are in `groups`.
     ratios      by (method, learner, author).
     steps_read, steps_there  step files behind the ratios, of all runs together.
@@ -81,19 +84,19 @@ class Sample:
         )
 
 
-def sample(methods: Sequence[Method], runs: Sequence[Run]) -> Sample:
+def sample(methods: Sequence[Method]) -> Sample:
     """Read rollout files by `RULE`."""
-    of_run = {id(run): method.name for method in methods for run in method.runs}
+    runs = [(method.name, run) for method in methods for run in method.runs]
     groups: list[dict[str, Any]] = []
     ratios: dict[tuple[str, str, str], Ratios] = {}
     total = read = there = unreadable = 0
-    for place, run in enumerate(runs):
+    for place, (method, run) in enumerate(runs):
         files = _step_files(run.path)
         chosen = _within(files, MOST_BYTES // len(runs))
         there += len(files)
         read += len(chosen)
         sampled = sum(run.column("rollouts").values())
-        reader = _Reader(run=place, method=of_run[id(run)], ratios=ratios)
+        reader = _Reader(run=place, method=method, ratios=ratios)
         for file in chosen:
             reader.read(file)
         groups += reader.groups(MOST_ROLLOUTS // len(runs))
@@ -124,12 +127,12 @@ class _Reader:
     def __init__(self, *, run: int, method: str, ratios: dict[tuple[str, str, str], Ratios]) -> None:
         self.rollouts = self.unreadable = 0
         self._run, self._method, self._ratios = run, method, ratios
-        self._by_step: list[list[dict[str, Any]]] = []
-        self._extreme: list[tuple[float, int, dict[str, Any]]] = []
+        self._by_step: list[list[_Rows]] = []
+        self._extreme: list[tuple[float, int, _Rows]] = []
         self._groups_seen = 0
 
     def read(self, file: Path) -> None:
-        by_task: dict[str, list[dict[str, Any]]] = {}
+        by_task: dict[str, _Rows] = {}
         for row in json_rows(file):
             if row is None or not isinstance(row.get("step"), int) or not isinstance(row.get("text"), str):
                 self.unreadable += 1
@@ -164,10 +167,6 @@ class _Reader:
         return sorted(
             (_group(self._run, rows) for rows in chosen.values()), key=lambda group: (group["step"], group["task"])
         )
-
-
-# Kept of one step while reading, so that memory does not grow with the batch.
-MOST_GROUPS_OF_STEP = 24
 
 
 def _step_files(path: Path) -> list[Path]:

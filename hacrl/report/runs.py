@@ -1,11 +1,11 @@
-"""What run directories hold, read without the libraries that made it, and forgiving: half a run is still worth seeing."""
+"""What run directories hold, read without the libraries that made it. Half a run is still worth seeing."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +20,7 @@ COMPARISON = "comparison.json"
 class Run:
     """One run's records.
 
-    name         as it is shown: the name a comparison gives it, else its path as given.
+    name         as it is shown: the name a comparison gives it, else the end of its path that tells it from the others.
     method       the comparison's name of its method; None where `methods.py` has to find one.
     steps        steps that have metrics, ascending.
     metrics      by name: step to value. Steps without the metric are absent, as are values that are no finite numbers.
@@ -92,8 +92,8 @@ def read_runs(paths: Sequence[Path]) -> tuple[list[Run], list[Comparison]]:
             for name, folder in named.items():
                 runs.setdefault(folder.resolve(), _read_run(folder, name=name, method=name.rpartition("/")[0] or name))
         else:
-            runs.setdefault(path.resolve(), _read_run(path, name=str(path), method=None))
-    return list(runs.values()), comparisons
+            runs.setdefault(path.resolve(), _read_run(path, name="", method=None))
+    return _named(runs), comparisons
 
 
 def json_rows(path: Path) -> Iterator[dict[str, Any] | None]:
@@ -115,6 +115,18 @@ def number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)
+
+
+def _named(runs: Mapping[Path, Run]) -> list[Run]:
+    """Runs without a name get the shortest end of their path that no other one has."""
+    named = []
+    for path, run in runs.items():
+        others = [other.parts for other in runs if other != path]
+        length = 1
+        while length < len(path.parts) and any(other[-length:] == path.parts[-length:] for other in others):
+            length += 1
+        named.append(replace(run, name=run.name or "/".join(path.parts[-length:])))
+    return named
 
 
 def _read_comparison(path: Path) -> tuple[Comparison, dict[str, Path]]:
@@ -148,9 +160,7 @@ def _read_run(path: Path, *, name: str, method: str | None) -> Run:
         for key, value in row.items():
             if key != "time" and (found := number(value)) is not None:
                 metrics.setdefault(key, {})[step] = found
-    evaluations = tuple(
-        row for row in _records(path / "evaluations.jsonl", notes) if isinstance(row.get("agent"), str)
-    )
+    evaluations = tuple(row for row in _records(path / "evaluations.jsonl", notes) if isinstance(row.get("agent"), str))
     return Run(
         path=path,
         name=name,

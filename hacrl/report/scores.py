@@ -1,13 +1,15 @@
-"""The one number by which methods are compared in a report: held-out accuracy, or training reward where there is none."""
+"""The number by which a report compares methods: held-out accuracy, or training reward where there is none."""
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from hacrl.report.intervals import Interval, difference, over_seeds
+from hacrl.report.intervals import NORMAL_95, Interval, difference, over_seeds
 from hacrl.report.methods import Method
-from hacrl.report.runs import Run
+from hacrl.report.runs import Run, number
 from hacrl.report.series import held_out
 
 # Training reward is noisy from step to step, so its end is a mean over the last steps.
@@ -37,12 +39,24 @@ class Measure:
         return over_seeds(values) if values else None
 
     def start(self, methods: Sequence[Method], agent: str | None) -> Interval | None:
-        values = [score for method in methods for run in method.runs if (score := self._score(run, agent, 0)) is not None]
+        values = [
+            score for method in methods for run in method.runs if (score := self._score(run, agent, 0)) is not None
+        ]
         return Interval(mean=statistics.fmean(values), half=None, over="") if values else None
 
     def gain(self, ours: Method, theirs: Method, agent: str | None) -> Interval | None:
         """What `ours` ends above `theirs`."""
         return difference(self._ends(ours, agent), self._ends(theirs, agent))
+
+    def task_error(self, methods: Sequence[Method], agent: str | None) -> float | None:
+        """Half the 95 % interval of the difference of two methods' ends from the held-out tasks alone, one seed each:
+        how well two accuracies are known, not how they would vary over training. None for the mean of agents, who
+        answer the same tasks.
+        """
+        ends = [entry for method in methods for run in method.runs if (entry := _last_entry(run, agent))]
+        errors = [number(entry.get("avg@k_stderr")) for entry in ends]
+        known = [error for error in errors if error is not None]
+        return NORMAL_95 * math.hypot(*known) if len(known) == len(methods) else None
 
     def shown(self, value: Interval | None) -> str:
         if value is None:
@@ -83,3 +97,10 @@ class Measure:
         if self.held_out:
             return held_out(run, agent)
         return dict(sorted(run.column(f"agent/{agent}/reward/mean").items()))
+
+
+def _last_entry(run: Run, agent: str | None) -> Mapping[str, Any] | None:
+    """The last evaluation, where it is one split."""
+    entries = [entry for entry in run.evaluations if entry["agent"] == agent]
+    last = [entry for entry in entries if entry["step"] == entries[-1]["step"]]
+    return last[0] if len(last) == 1 else None

@@ -50,7 +50,7 @@ class Summary:
 def summarise(
     methods: Sequence[Method], comparisons: Sequence[Comparison], measure: Measure, sample: Sample
 ) -> Summary:
-    """The first sharing method against the first method without sharing; a comparison's own figures where it has them."""
+    """The first sharing method against the first without sharing; a comparison's own figures where it has them."""
     sharing = next((method for method in methods if method.shares), None)
     control = next((method for method in methods if not method.shares), None)
     checks = [*_checks(methods, sample)]
@@ -68,7 +68,7 @@ def summarise(
             tone="plain",
             detail=f"{measure.name} of {only.name} at the end.",
             cards=[*_plain_cards(only, measure)],
-            why=[*_why(sharing)] if sharing else [],
+            why=[*_why(sharing, None)] if sharing else [],
             checks=checks,
         )
     cards = [
@@ -83,7 +83,7 @@ def summarise(
         detail=f"{measure.name}: {sharing.name} against {control.name} (each agent alone)."
         + (" Intervals: 95 % over training seeds." if overall and "interval" in overall.detail else ""),
         cards=cards,
-        why=[*_why(sharing)],
+        why=[*_why(sharing, control)],
         checks=checks,
     )
 
@@ -93,11 +93,17 @@ def _headline(overall: Card | None, cards: Sequence[Card], sharing: Method, cont
         return f"{sharing.name} and {control.name} have no agent and no score in common to compare."
     if overall.verdict == "one seed":
         return f"Too few seeds to tell whether sharing helped: {overall.value} with {sharing.name}."
-    who = ", ".join(str(card.agent) for card in cards if card.agent is not None and card.tone == overall.tone)
-    if overall.tone == "good":
-        return f"Sharing helped: {overall.value} on average." + (f" It shows for {who}." if who else "")
-    if overall.tone == "bad":
-        return f"Sharing did harm: {overall.value} on average." + (f" It shows for {who}." if who else "")
+    if overall.tone in ("good", "bad"):
+        told = "Sharing helped" if overall.tone == "good" else "Sharing did harm"
+        alone = [card for card in cards if card.agent is not None]
+        who = " and ".join(str(card.agent) for card in alone if card.tone == overall.tone)
+        if len(alone) < 2:
+            return f"{told}: {overall.value}."
+        if all(card.tone == overall.tone for card in alone):
+            return f"{told}: {overall.value} on average, and clearly for each agent."
+        return f"{told}: {overall.value} on average; " + (
+            f"clearly for {who}." if who else "for no agent alone is it clear."
+        )
     clear = [card for card in cards if card.tone in ("good", "bad")]
     also = "; ".join(f"{card.agent}: {card.verdict}" for card in clear)
     return "No difference shown between sharing and training alone on average." + (f" But {also}." if also else "")
@@ -136,6 +142,8 @@ def _card(agent: str | None, gain: Interval, sharing: Method, control: Method, m
     )
     if gain.low is not None and gain.high is not None:
         detail += f"; interval {factor * gain.low:+.{digits}f} to {factor * gain.high:+.{digits}f} over {gain.over}"
+    elif (error := measure.task_error((sharing, control), agent)) is not None:
+        detail += f"; the held-out tasks alone leave ±{factor * error:.{digits}f}"
     value = f"{factor * gain.mean:+.{digits}f}{unit}"
     return Card(agent=agent, value=value, verdict=verdict, detail=detail, tone=tone)
 
@@ -146,25 +154,26 @@ def _plain_cards(method: Method, measure: Measure) -> Iterator[Card]:
         if end is not None:
             percent = " %" if measure.percent else ""
             detail = f"from {measure.shown(start)}{percent}" if start else ""
-            yield Card(agent=agent, value=measure.shown(end) + percent, verdict="at the end", detail=detail, tone="plain")
+            yield Card(
+                agent=agent, value=measure.shown(end) + percent, verdict="at the end", detail=detail, tone="plain"
+            )
 
 
-def _why(sharing: Method) -> Iterator[Line]:
+def _why(sharing: Method, control: Method | None) -> Iterator[Line]:
     for learner, author in sharing.pairs:
         pair = PairMeans(sharing, learner, author)
         inside, weight, omega = (pair.of(key) for key in ("inside_share", "weight_share", "omega"))
-        below, above = pair.of("below_share"), pair.of("above_share")
+        below, above = pair.of("below_share") or 0.0, pair.of("above_share") or 0.0
         words = []
         if inside is not None:
-            words.append(f"{learner} could use {inside:.0%} of {author}'s answers")
+            words.append(f"{learner} could use {_percent(inside)} of {author}'s answers")
             if inside < 0.3:
-                side = f"{below:.0%} were too unlikely for it" if (below or 0) >= (above or 0) else f"{above:.0%} too likely"
-                words[-1] += f" ({side})"
+                side = "unlikely" if below >= above else "likely"
+                words[-1] += f" ({_percent(max(below, above))} were too {side} for it)"
         if weight is not None:
-            words.append(f"they made {weight:.0%} of what moved it" if words else f"{author} made {weight:.0%} of what moved {learner}")
+            words.append(f"{author}'s answers made {_percent(weight)} of {learner}'s gradient")
         if omega is not None:
-            stronger = "as strong" if 0.95 < omega < 1.05 else f"{omega:.2f} times as strong"
-            words.append(f"{author} was {stronger}")
+            words.append(f"{author} was {'as' if 0.95 < omega < 1.05 else f'{omega:.2f} times as'} strong")
         if words:
             little = (weight is not None and weight < 0.05) or (inside is not None and inside < 0.1)
             yield Line(
@@ -172,6 +181,27 @@ def _why(sharing: Method) -> Iterator[Line]:
                 key=f"pair/{learner}/{author}/...",
                 tone="warn" if little else "plain",
             )
+    for agent in control.agents if control else ():
+        metric = f"agent/{agent}/zero_variance_share"
+        shares = [mean for method in (sharing, control) if method and (mean := _over_run(method, metric)) is not None]
+        if len(shares) == 2:
+            yield Line(
+                text=f"{_percent(shares[0])} of {agent}'s tasks taught nothing with sharing, {_percent(shares[1])} "
+                "alone.",
+                key=metric,
+                tone="plain",
+            )
+
+
+def _over_run(method: Method, metric: str, last: int | None = None) -> float | None:
+    """A metric's mean over the steps of a run (its `last` ones), averaged over runs."""
+    columns = [list(run.column(metric).values()) for run in method.runs if run.column(metric)]
+    means = [statistics.fmean(values if last is None else values[-last:]) for values in columns]
+    return statistics.fmean(means) if means else None
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
 
 
 def _checks(methods: Sequence[Method], sample: Sample) -> Iterator[Line]:
@@ -202,8 +232,7 @@ def _checks(methods: Sequence[Method], sample: Sample) -> Iterator[Line]:
                         tone="warn" if lost > 0.01 * rows else "plain",
                     )
     budgets = {
-        method.name: statistics.fmean(sum(run.column("rollouts").values()) for run in method.runs)
-        for method in methods
+        method.name: statistics.fmean(sum(run.column("rollouts").values()) for run in method.runs) for method in methods
     }
     known = {name: count for name, count in budgets.items() if count}
     if known and max(known.values()) > 1.02 * min(known.values()):
@@ -215,29 +244,28 @@ def _checks(methods: Sequence[Method], sample: Sample) -> Iterator[Line]:
             tone="warn",
         )
     if sample.unreadable:
-        yield Line(text=f"{sample.unreadable:,} lines of rollout files could not be read.", key="rollouts/", tone="warn")
+        yield Line(
+            text=f"{sample.unreadable:,} lines of rollout files could not be read.", key="rollouts/", tone="warn"
+        )
 
 
-# metric, above which value, over the whole run (else its last steps), what it means
+# metric; the limit it should not be above; over the whole run (else its last steps); what to say
 LIMITS = (
-    ("reward/unscored", 0.0, True, "answers per step got no score: see the causes reward/unscored/..."),
-    ("truncated_rate", 0.05, False, "of its answers are cut off by the length limit: raise max_new_tokens"),
-    ("reward/parse_failure_rate", 0.05, False, "of its answers hold no final answer: ask for the form in the prompt"),
-    ("zero_variance_share", 0.5, True, "of its tasks taught nothing, for all answers were equally good"),
-    ("baseline_fell_back_share", 0.2, True, "of its baselines were replaced, for capabilities differ much"),
-    ("own_ratio_error", 0.01, True, "off: sampler and learner disagree on log-probabilities; set old_logprobs: learner"),
-    ("updates_skipped", 0.0, True, "updates per step were skipped, for no row had a gradient"),
+    ("reward/unscored", 0.0, True, "{} answers per step got no score: see the causes reward/unscored/..."),
+    ("truncated_rate", 0.05, False, "{} of the last answers were cut off by the length limit: raise max_new_tokens"),
+    ("reward/parse_failure_rate", 0.05, False, "{} of the last answers held no final answer: ask for it in the prompt"),
+    ("zero_variance_share", 0.5, True, "{} of the tasks taught nothing, for all answers were equally good"),
+    ("baseline_fell_back_share", 0.2, True, "{} of the baselines were replaced, for capabilities differ much"),
+    ("own_ratio_error", 0.01, True, "s of own answers is off by {}: sampler and learner disagree; set old_logprobs"),
+    ("updates_skipped", 0.0, True, "on average {} of a step's updates had no row with a gradient and were skipped"),
 )
 
 
 def _agent_checks(method: Method, agent: str) -> Iterator[Line]:
     for metric, limit, whole, words in LIMITS:
-        columns = [run.column(f"agent/{agent}/{metric}") for run in method.runs]
-        values = [
-            statistics.fmean(list(column.values())[slice(None) if whole else slice(-LAST_STEPS, None)])
-            for column in columns
-            if column
-        ]
-        if values and (mean := statistics.fmean(values)) > limit:
-            shown = f"{mean:.0%}" if metric.endswith(("rate", "share")) else f"{mean:.2g}"
-            yield Line(text=f"{method.name}, {agent}: {shown} {words}.", key=f"agent/{agent}/{metric}", tone="warn")
+        mean = _over_run(method, f"agent/{agent}/{metric}", None if whole else LAST_STEPS)
+        if mean is not None and mean > limit:
+            shown = _percent(mean) if metric.endswith(("rate", "share")) else f"{mean:.2g}"
+            yield Line(
+                text=f"{method.name}, {agent}: {words.format(shown)}.", key=f"agent/{agent}/{metric}", tone="warn"
+            )

@@ -10,7 +10,7 @@ from typing import Any
 
 from hacrl.report.figures import band
 from hacrl.report.methods import Method
-from hacrl.report.runs import Comparison, Run, number
+from hacrl.report.runs import Comparison, number
 from hacrl.report.scores import Measure
 
 DROPS = ("too_long", "cut_off", "empty", "logprob_not_finite")
@@ -44,13 +44,11 @@ def results_table(methods: Sequence[Method], measure: Measure) -> Table:
         row += [measure.shown_difference(measure.gain(ours, theirs, agent)) for ours, theirs in against]
         rows.append(row)
     rows.append(
-        ["rollouts per run", ""]
-        + [_mean_sum(method, "rollouts") for method in methods]
-        + ["" for _ in against]
+        ["rollouts per run", ""] + [_mean_sum(method, "rollouts") for method in methods] + ["" for _ in against]
     )
     return Table(
         id="results",
-        title="Results",
+        title="",
         caption=f"{measure.name} at the end of the runs; ± is a 95 % interval over seeds. Differences are in "
         f"{'percentage points' if measure.percent else 'units of reward'}, over the seeds that both have.",
         columns=[
@@ -66,9 +64,7 @@ def results_table(methods: Sequence[Method], measure: Measure) -> Table:
 
 def comparison_table(comparison: Comparison, number_of: int) -> Table:
     """`comparison.json`'s own results, as they are."""
-    others = list(
-        dict.fromkeys(name for result in comparison.results for name in _mapping(result.get("differences")))
-    )
+    others = list(dict.fromkeys(name for result in comparison.results for name in _mapping(result.get("differences"))))
     rows = []
     for result in comparison.results:
         differences, to_reach = _mapping(result.get("differences")), _mapping(result.get("to_reach"))
@@ -141,7 +137,7 @@ def runs_table(methods: Sequence[Method]) -> Table:
     rows = []
     for method in methods:
         for run in method.runs:
-            start = next(iter(_list(run.environment.get("starts"))), {})
+            start: Any = next(iter(_list(run.environment.get("starts"))), {})
             packages = _mapping(_mapping(start).get("packages"))
             state = "finished" if run.done >= run.planned else "unfinished"
             rows.append(
@@ -172,11 +168,7 @@ class PairMeans:
 
     def __init__(self, method: Method, learner: str, author: str) -> None:
         self._columns = [
-            {
-                name.removeprefix(prefix): values
-                for name, values in run.metrics.items()
-                if name.startswith(prefix)
-            }
+            {name.removeprefix(prefix): values for name, values in run.metrics.items() if name.startswith(prefix)}
             for prefix in [f"pair/{learner}/{author}/"]
             for run in method.runs
         ]

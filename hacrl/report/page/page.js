@@ -8,7 +8,7 @@ const PHASES = [["sample", "--agent-0"], ["verify", "--agent-2"], ["update", "--
 const AXIS_TITLES = {
   steps: "training steps", rollouts: "rollouts sampled", tokens: "tokens sampled", seconds: "seconds of training",
 };
-const PAGE_OF_ROLLOUTS = 20;
+const PAGE_OF_ROLLOUTS = 20, MOST_MARKERS = 15;
 
 const state = { axis: "steps", hidden: new Set(), method: null, shown: PAGE_OF_ROLLOUTS };
 let report, groups, plots = [];
@@ -22,7 +22,7 @@ function element(tag, options = {}, ...children) {
     else if (value === true) made.setAttribute(key, "");
     else if (value !== false && value !== undefined && value !== null) made.setAttribute(key, value);
   }
-  for (const child of children.flat()) {
+  for (const child of children.flat(Infinity)) {
     if (child !== null && child !== undefined) made.append(child instanceof Node ? child : document.createTextNode(String(child)));
   }
   return made;
@@ -68,21 +68,44 @@ function faded(hex, alpha) {
   return `rgba(${r},${g},${b},${alpha})`;
 }
 
-function lineTraces(panel, unit) {
-  const traces = [];
-  const ownLabels = panel.series.some(series => series.label && series.label !== series.agent);
-  panel.series.filter(series => !state.hidden.has(series.method)).forEach((series, number) => {
-    const place = ownLabels ? number : methodPlace(series.method);
+// An interval of t knows no limits: what cannot be below 0 or above 1 is not drawn there.
+function bandOf({ curve }, unit) {
+  const least = unit === "share" || curve.mean.every(value => value >= 0) ? 0 : -Infinity;
+  const most = unit === "share" ? 1 : Infinity;
+  const clamp = value => value === null ? null : Math.min(most, Math.max(least, value));
+  return { low: curve.low.map(clamp), high: curve.high.map(clamp) };
+}
+
+// Panels of shares have one scale, so that agents can be compared by eye.
+function commonRange(chart) {
+  const values = chart.panels.flatMap(panel => panel.series).flatMap(series => {
+    const { low, high } = bandOf(series, chart.unit);
+    return [...series.curve.mean, ...low, ...high];
+  }).filter(value => value !== null);
+  const low = Math.min(...values), high = Math.max(...values), margin = 0.05 * (high - low || 0.2);
+  return [low - margin < 0.1 ? -0.01 : low - margin, Math.min(1.01, high + margin)];
+}
+
+// Names of a chart's lines where these are neither methods nor agents.
+function ownLabels(chart) {
+  const labels = chart.panels.flatMap(panel => panel.series.map(series => series.label)).filter(Boolean);
+  return [...new Set(labels)].filter(label => !report.agents.includes(label));
+}
+
+function lineTraces(panel, chart) {
+  const traces = [], { unit } = chart, labels = ownLabels(chart);
+  for (const series of panel.series.filter(series => !state.hidden.has(series.method))) {
+    const place = labels.length ? labels.indexOf(series.label) : methodPlace(series.method);
     const shade = colour(agentVariable(series.agent));
     const x = alongAxis(series.method, series.agent, series.curve.steps);
     const shares = report.methods[methodPlace(series.method)].shares;
-    const clamp = value => value === null ? null : unit === "share" ? Math.min(1, Math.max(0, value)) : value;
-    const { low, high, mean, runs, steps } = series.curve;
+    const { mean, runs, steps } = series.curve;
+    const { low, high } = bandOf(series, unit);
     const known = mean.map((_, index) => index).filter(index => x[index] !== null && low[index] !== null);
-    if (known.length && !ownLabels) {
+    if (known.length && !labels.length) {
       traces.push({
         x: [...known.map(index => x[index]), ...known.map(index => x[index]).reverse()],
-        y: [...known.map(index => clamp(high[index])), ...known.map(index => clamp(low[index])).reverse()],
+        y: [...known.map(index => high[index]), ...known.map(index => low[index]).reverse()],
         fill: "toself", fillcolor: faded(shade, shares ? 0.17 : 0.09), line: { width: 0 }, mode: "lines",
         hoverinfo: "skip", type: "scatter", name: "band",
       });
@@ -91,13 +114,13 @@ function lineTraces(panel, unit) {
     const format = unit === "share" ? ".1%" : ".4~g";
     traces.push({
       x, y: mean, type: "scatter", name,
-      mode: mean.length <= 30 ? "lines+markers" : "lines", opacity: shares || ownLabels ? 1 : 0.85,
+      mode: mean.length <= MOST_MARKERS ? "lines+markers" : "lines", opacity: shares ? 1 : 0.85,
       line: { color: shade, width: shares ? 2.6 : 1.9, dash: DASHES[place % 6] },
       marker: { color: shade, size: shares ? 6 : 5, symbol: SYMBOLS[place % 6] },
       customdata: mean.map((_, index) => [steps[index], runs[index]]),
       hovertemplate: `${name}: %{y:${format}}<br>step %{customdata[0]}, %{customdata[1]} run(s)<extra></extra>`,
     });
-  });
+  }
   return traces;
 }
 
@@ -143,7 +166,7 @@ function layoutOf(chart, panel) {
   if (chart.unit === "share") layout.yaxis.tickformat = ".0%";
   if (panel.kind === "histogram") {
     layout.xaxis.title = { ...axis.title, text: "ratio s" };
-    layout.xaxis.range = [0, panel.bins * panel.bars[0].length];
+    layout.xaxis.range = [0, Math.max(1.2, panel.bins * (panel.bars[0].findLastIndex(height => height > 0) + 2))];
     layout.yaxis.title = { ...axis.title, text: "share of rows" };
     layout.bargap = 0;
     if (panel.band) {
@@ -162,7 +185,7 @@ function layoutOf(chart, panel) {
     layout.xaxis.title = { ...axis.title, text: AXIS_TITLES[state.axis] };
     layout.xaxis.rangemode = "tozero";
     if (panel.kind === "areas") layout.yaxis.range = [0, 1];
-    else if (chart.unit === "number" || chart.unit === "share") layout.yaxis.rangemode = "normal";
+    else if (chart.unit === "share") layout.yaxis.range = commonRange(chart);
   }
   return layout;
 }
@@ -172,7 +195,7 @@ const TRACES = { lines: lineTraces, areas: areaTraces, histogram: histogramTrace
 function draw(plot) {
   plot.drawn = true;
   const { chart, panel, place } = plot;
-  return Plotly.react(place, TRACES[panel.kind](panel, chart.unit), layoutOf(chart, panel),
+  return Plotly.react(place, TRACES[panel.kind](panel, chart), layoutOf(chart, panel),
     { displayModeBar: false, responsive: true, displaylogo: false });
 }
 
@@ -210,10 +233,8 @@ function keysOf(chart) {
   const key = (name, variable) => element("span", { class: "agent" }, element("span", { class: "swatch", colour: `var(${variable})` }), name);
   if (kind === "areas") return element("div", { class: "keys" }, ["inside", "below", "above"].map(name => key(name, `--${name}`)));
   if (kind === "bars") return element("div", { class: "keys" }, PHASES.map(([name, variable]) => key(name, variable)));
-  const labels = [...new Set(chart.panels.flatMap(panel => panel.series.map(series => series.label)).filter(Boolean))];
-  if (labels.length && kind === "lines" && !labels.every(label => report.agents.includes(label))) {
-    return element("div", { class: "keys" }, labels.map((label, place) => element("span", { class: "agent" }, stroke(place), label)));
-  }
+  const labels = ownLabels(chart);
+  if (labels.length) return element("div", { class: "keys" }, labels.map((label, place) => element("span", { class: "agent" }, stroke(place), label)));
   return null;
 }
 
@@ -235,7 +256,7 @@ function axisHasData(axis) {
 
 function bar() {
   const axes = report.axes.map(axis => element("button", {
-    "data-axis": axis, "aria-pressed": axis === state.axis, disabled: !axisHasData(axis),
+    "data-axis": axis, "aria-pressed": String(axis === state.axis), disabled: !axisHasData(axis),
     onclick: event => {
       state.axis = axis;
       for (const button of axes) button.setAttribute("aria-pressed", button === event.currentTarget);
@@ -253,8 +274,8 @@ function bar() {
   }, stroke(place), visible(method.name), method.runs > 1 ? ` (${method.runs} seeds)` : ""));
   const agents = report.agents.map(agent => element("span", { class: "agent" },
     element("span", { class: "swatch", colour: agentStyle(agent) }), visible(agent)));
-  return element("div", { class: report.methods.length > 3 ? "bar tall" : "bar", role: "toolbar", "aria-label": "What the charts show" },
-    element("div", { class: "group" }, element("span", {}, "Against"), axes),
+  return element("div", { class: "bar", role: "toolbar", "aria-label": "What the charts show" },
+    element("div", { class: "group axes" }, element("span", {}, "Against"), axes),
     element("div", { class: "group" }, element("span", {}, "Methods"), methods),
     element("div", { class: "group" }, element("span", {}, "Agents"), agents));
 }
@@ -279,8 +300,8 @@ function methodChooser(section) {
 function table(data) {
   const cell = (tag, text, place) => element(tag, { class: place < data.text_columns ? "text" : "", scope: tag === "th" ? "col" : undefined }, visible(text));
   return element("div", { id: `table-${data.id}` },
-    element("h3", {}, data.title), element("p", { class: "note" }, data.caption),
-    element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": data.title }, element("table", {},
+    data.title ? element("h3", {}, data.title) : null, element("p", { class: "note" }, data.caption),
+    element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": data.title || data.caption }, element("table", {},
       element("thead", {}, element("tr", {}, data.columns.map((text, place) => cell("th", text, place)))),
       element("tbody", {}, data.rows.map((row, number) => element("tr", { class: data.marked.includes(number) ? "marked" : "" },
         row.map((text, place) => cell("td", text, place))))))));
@@ -305,7 +326,7 @@ function summarySection() {
     element("div", { class: "cards" }, cards),
     element("div", { class: "columns" },
       report.methods.some(method => method.shares) ? lines("Why", summary.why, "These runs recorded nothing of what passed between the agents.") : null,
-      lines("Look at", summary.checks, "Nothing unusual was found.")));
+      lines("Worth a look", summary.checks, "Nothing unusual was found.")));
 }
 
 function section(id, title, lead, ...children) {
@@ -319,9 +340,9 @@ const positive = rollout => rollout.reward !== null && rollout.reward > 0;
 function agreement(group) {
   const authors = [...new Set(group.rollouts.map(rollout => rollout.author))];
   const able = authors.filter(author => group.rollouts.some(rollout => rollout.author === author && positive(rollout)));
-  if (!able.length) return "none";
-  if (able.length === authors.length) return "all";
-  return able.length === 1 ? `only ${able[0]}` : "some";
+  if (!able.length) return "no agent";
+  if (able.length === authors.length) return authors.length > 1 ? "all agents" : able[0];
+  return able.length === 1 ? `only ${able[0]}` : "some agents";
 }
 
 const largest = rollout => Math.max(0, ...Object.values(rollout.advantages || {}).map(Math.abs));
@@ -349,28 +370,30 @@ function place(method, learner, author, ratio) {
   return ratio < band[0] ? " (below the band)" : ratio > band[2] ? " (above the band)" : " (inside the band)";
 }
 
-function card({ group, rollout }, search) {
+function facts(pairs) {
+  return pairs.filter(([, value]) => value !== undefined && value !== null)
+    .map(([name, value]) => element("span", {}, `${name} `, element("strong", {}, visible(value))));
+}
+
+function answer({ group, rollout }, search) {
   const run = report.runs[group.run];
   const learners = [...new Set([...Object.keys(rollout.advantages || {}), ...Object.keys(rollout.ratios || {})])];
-  const facts = [
-    ["step", group.step], ["task", group.task], ["run", run.name], ["tokens", rollout.tokens],
-    ["mean log-probability", rollout.logprob === undefined ? undefined : rollout.logprob.toFixed(3)],
-    ["ended", rollout.finish === "length" ? "cut off by the limit" : rollout.finish === "stop" ? "by itself" : rollout.finish],
-  ].filter(([, value]) => value !== undefined && value !== null);
+  const ended = { length: "cut off by the limit", stop: "by itself" }[rollout.finish] ?? rollout.finish;
   const scores = Object.entries(rollout.scores || {}).map(([name, value]) => `${name} ${value === null ? "no score" : value}`);
   const reasons = Object.entries(rollout.unscored || {}).map(([name, why]) => `${name}: not scored (${why})`);
+  const told = [
+    scores.length ? `Scores: ${scores.join(", ")}.` : "", rollout.answer === undefined ? "" : `Answer found: ${rollout.answer}`,
+    ...reasons, rollout.detail ?? "",
+  ].filter(Boolean);
   return element("article", { class: "rollout", colour: agentStyle(rollout.author) },
     element("div", { class: "head" },
       element("span", { class: "agent" }, element("span", { class: "swatch", colour: agentStyle(rollout.author) }), element("strong", {}, visible(rollout.author))),
       element("span", { class: `verdict ${rollout.reward === null ? "warn" : positive(rollout) ? "good" : "bad"}` },
         rollout.reward === null ? "not scored" : `reward ${rollout.reward}`),
-      facts.map(([name, value]) => element("span", {}, `${name} `, element("strong", {}, visible(value))))),
-    group.prompt.map(([role, content]) => element("pre", { class: "prompt", dir: "auto" }, role ? `${visible(role)}: ` : "", marked(content, search))),
-    element("pre", { class: "answer", dir: "auto" }, marked(rollout.text, search)),
+      facts([["tokens", rollout.tokens], ["nats/token", rollout.logprob?.toFixed(3)], ["ended", ended]])),
+    element("pre", { class: "answer", dir: "auto", tabindex: "0" }, marked(rollout.text, search)),
     rollout.cut ? element("p", { class: "note" }, `${rollout.cut.toLocaleString("en")} characters in the middle are left out.`) : null,
-    element("div", { class: "parts" },
-      [scores.length ? `Scores: ${scores.join(", ")}.` : "", rollout.answer === undefined ? "" : `Answer found: ${rollout.answer}.`, ...reasons, rollout.detail ?? ""]
-        .filter(Boolean).map(text => element("div", {}, visible(text))),
+    element("div", { class: "parts" }, told.map(text => element("div", {}, visible(text))),
       learners.length ? element("table", {},
         element("thead", {}, element("tr", {}, ["learner", "advantage", "ratio s"].map((text, at) => element("th", { class: at ? "" : "text", scope: "col" }, text)))),
         element("tbody", {}, learners.map(learner => {
@@ -378,6 +401,23 @@ function card({ group, rollout }, search) {
           return element("tr", {}, element("td", { class: "text" }, visible(learner)), element("td", {}, signed((rollout.advantages || {})[learner])),
             element("td", {}, ratio === undefined ? "not computed" : `${ratio.toPrecision(3)}${place(run.method, learner, rollout.author, ratio)}`));
         }))) : null));
+}
+
+// Answers to one task that follow each other in the list stand together under their prompt.
+function taskBlocks(entries, search) {
+  const blocks = [];
+  for (const entry of entries) {
+    if (blocks.at(-1)?.[0].group !== entry.group) blocks.push([]);
+    blocks.at(-1).push(entry);
+  }
+  return blocks.map(block => {
+    const { group, agreed } = block[0];
+    const run = report.runs[group.run];
+    return element("section", { class: "task" },
+      element("div", { class: "head" }, facts([["step", group.step], ["task", group.task], ["method", run.method], ["run", run.name], ["solved by", agreed]])),
+      group.prompt.map(([role, content]) => element("pre", { class: "prompt", dir: "auto", tabindex: "0" }, role ? `${visible(role)}: ` : "", marked(content, search))),
+      element("div", { class: "answers" }, block.map(entry => answer(entry, search))));
+  });
 }
 
 function rolloutSection() {
@@ -410,7 +450,7 @@ function rolloutSection() {
     choice("method", "Method", [["", "any"], ...shownMethods.map(name => [name, name])]),
     choice("author", "Author", [["", "any"], ...unique(every.map(entry => entry.rollout.author)).map(name => [name, name])]),
     choice("score", "Score", [["", "any"], ["positive", "above 0"], ["zero", "0 or below"], ["none", "not scored"]]),
-    choice("agreement", "Agents that solve the task", [["", "any"], ...unique(every.map(entry => entry.agreed)).sort().map(name => [name, name])]),
+    choice("agreement", "Solved by", [["", "any"], ...unique(every.map(entry => entry.agreed)).sort().map(name => [name, name])]),
     choice("order", "Order", [["step", "by step"], ["size", "largest advantage first"], ["long", "longest first"]])));
   const count = element("p", { id: "count", "aria-live": "polite" });
   const results = element("div", { id: "results" });
@@ -428,7 +468,7 @@ function rolloutSection() {
     if (filters.order.value === "size") found.sort((a, b) => b.size - a.size);
     if (filters.order.value === "long") found.sort((a, b) => (b.rollout.tokens ?? 0) - (a.rollout.tokens ?? 0));
     count.textContent = `${found.length.toLocaleString("en")} of ${every.length.toLocaleString("en")} match`;
-    results.replaceChildren(...found.slice(0, state.shown).map(entry => card(entry, search)));
+    results.replaceChildren(...taskBlocks(found.slice(0, state.shown), search));
     more.hidden = found.length <= state.shown;
   }
   list();
