@@ -6,7 +6,7 @@ import functools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from hacrl.report.methods import Method
 from hacrl.report.rollouts import BIN, BINS, Sample

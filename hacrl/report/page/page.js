@@ -200,7 +200,7 @@ function draw(plot) {
 }
 
 function redraw() {
-  for (const plot of plots) if (plot.drawn) draw(plot);
+  for (const plot of plots) if (plot.drawn && plot.place.offsetParent) draw(plot);
 }
 
 const watcher = new IntersectionObserver(entries => {
@@ -287,6 +287,8 @@ function methodChooser(section) {
     state.method = name;
     for (const box of section.querySelectorAll(".panel")) box.hidden = box.dataset.method !== "" && box.dataset.method !== name;
     for (const button of section.querySelectorAll("[data-choose]")) button.setAttribute("aria-pressed", button.dataset.choose === name);
+    // A plot that was hidden when the axis changed or the window did has a wrong size.
+    for (const plot of plots) if (plot.drawn && section.contains(plot.place) && plot.place.offsetParent) draw(plot).then(() => Plotly.Plots.resize(plot.place));
   };
   if (names.length > 1) {
     section.querySelector("[data-place]").after(element("div", { class: "group" }, element("span", {}, "Charts of"),
