@@ -130,7 +130,7 @@ def _worth(author: str, agents: Sequence[str], shares: bool, *, step: int, index
     # One group stands out, in the third step.
     size = 7.0 if step == 3 else 1.0
     return {
-        "advantages": {learner: size if index % 2 else -size for learner in learners},
+        "advantages": dict.fromkeys(learners, size if index % 2 else -size),
         "ratios": {learner: 1.0 if learner == author else 0.9 for learner in learners},
     }
 
@@ -146,7 +146,11 @@ def write_comparison(path: Path, *, methods: Sequence[str] = ("hacpo", "gspo"), 
             "method": "hacpo",
             "metric": "avg@4",
             "source": "eval",
-            **{"mean": 0.7, "low": 0.65, "high": 0.75, "start": 0.5, "runs": seeds},
+            "mean": 0.7,
+            "low": 0.65,
+            "high": 0.75,
+            "start": 0.5,
+            "runs": seeds,
             "differences": {"gspo": {"mean": 0.123, "low": 0.1, "high": 0.146}},
             "to_reach": {"gspo": {"rollouts": 12, "share": 0.5}},
             "cost": {"rollouts": 24, "updates": 12, "tokens": 480, "seconds": 36.0},
@@ -154,8 +158,13 @@ def write_comparison(path: Path, *, methods: Sequence[str] = ("hacpo", "gspo"), 
         for agent in ("qwen", "llama", "mean")
     ]
     content = {
-        **{"format": 1, "axis": "rollouts", "axis_budget": {"hacpo": 24, "gspo": 24}, "agents": ["qwen", "llama"]},
-        **{"methods": list(methods), "seeds": list(range(seeds)), "runs": {name: name for name in names}},
+        "format": 1,
+        "axis": "rollouts",
+        "axis_budget": {"hacpo": 24, "gspo": 24},
+        "agents": ["qwen", "llama"],
+        "methods": list(methods),
+        "seeds": list(range(seeds)),
+        "runs": {name: name for name in names},
         "results": results,
     }
     (path / "comparison.json").write_text(json.dumps(content))

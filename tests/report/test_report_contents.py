@@ -1,4 +1,4 @@
-"""What a report makes of run directories: reading, grouping, curves, intervals, the summary, and which rollouts it shows."""
+"""What a report makes of run directories: reading, grouping, curves, intervals, summary, and the rollouts it shows."""
 
 from __future__ import annotations
 
@@ -94,7 +94,10 @@ def test_values_that_are_no_finite_numbers_are_absent(tmp_path: Path) -> None:
         (lambda path: None, "no such folder"),
         (lambda path: path.touch(), "is a file"),
         (lambda path: path.mkdir(), "neither config.yaml nor comparison.json here"),
-        (lambda path: (path.mkdir(), (path / "config.yaml").write_text("[")), "cannot be read as a run's configuration"),
+        (
+            lambda path: (path.mkdir(), (path / "config.yaml").write_text("[")),
+            "cannot be read as a run's configuration",
+        ),
         (lambda path: (path.mkdir(), (path / "config.yaml").write_text("a: 1")), "it needs at least agents, steps"),
         (lambda path: (path.mkdir(), (path / "comparison.json").write_text("{}")), "make it again with hacrl compare"),
     ],
@@ -287,7 +290,9 @@ def test_summary_takes_a_comparisons_own_figures(tmp_path: Path) -> None:
 
 def test_runs_without_evaluation_are_compared_by_reward(tmp_path: Path) -> None:
     paths = [
-        write_run(tmp_path / f"{method}-{seed}", algorithm=method, seed=seed, every=None, score=0.3 + shift + 0.01 * seed)
+        write_run(
+            tmp_path / f"{method}-{seed}", algorithm=method, seed=seed, every=None, score=0.3 + shift + 0.01 * seed
+        )
         for seed in range(2)
         for method, shift in (("hacpo", 0.2), ("gspo", 0.0))
     ]
