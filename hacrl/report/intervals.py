@@ -20,28 +20,29 @@ NORMAL_95 = 1.96
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interval:
-    """A mean with its 95 % interval; `half` is None where one value cannot tell."""
+    """A mean with its 95 % interval, None where one value cannot tell; `over` says of what."""
 
     mean: float
-    half: float | None
-    over: str
+    low: float | None = None
+    high: float | None = None
+    over: str = ""
+
+    @classmethod
+    def around(cls, mean: float, half: float, *, over: str) -> Interval:
+        return cls(mean=mean, low=mean - half, high=mean + half, over=over)
 
     @property
-    def low(self) -> float | None:
-        return None if self.half is None else self.mean - self.half
-
-    @property
-    def high(self) -> float | None:
-        return None if self.half is None else self.mean + self.half
+    def half(self) -> float | None:
+        return None if self.low is None or self.high is None else (self.high - self.low) / 2
 
 
 def over_seeds(values: Sequence[float]) -> Interval:
     """Mean of one value per seed, `t * standard deviation (n - 1) / sqrt(n)` around it."""
-    count = len(values)
-    half = None
-    if count > 1:
-        half = quantile(count - 1) * statistics.stdev(values) / math.sqrt(count)
-    return Interval(mean=statistics.fmean(values), half=half, over=f"{count} seed{'s' * (count > 1)}")
+    count, mean = len(values), statistics.fmean(values)
+    if count == 1:
+        return Interval(mean=mean, over="1 seed")
+    half = quantile(count - 1) * statistics.stdev(values) / math.sqrt(count)
+    return Interval.around(mean, half, over=f"{count} seeds")
 
 
 def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Interval | None:
@@ -56,15 +57,13 @@ def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Inter
     ours, theirs = list(first.values()), list(second.values())
     mean = statistics.fmean(ours) - statistics.fmean(theirs)
     over = f"{len(ours)} and {len(theirs)} seeds"
-    if len(ours) == len(theirs) == 1:
-        return Interval(mean=mean, half=None, over="1 seed")
     if min(len(ours), len(theirs)) < 2:
-        return Interval(mean=mean, half=None, over=over)
+        return Interval(mean=mean, over=over)
     parts = [statistics.variance(values) / len(values) for values in (ours, theirs)]
     freedom = sum(parts) ** 2 / max(
         sum(part**2 / (len(values) - 1) for part, values in zip(parts, (ours, theirs), strict=True)), 1e-300
     )
-    return Interval(mean=mean, half=quantile(max(1, int(freedom))) * math.sqrt(sum(parts)), over=over)
+    return Interval.around(mean, quantile(max(1, int(freedom))) * math.sqrt(sum(parts)), over=over)
 
 
 def quantile(freedom: int) -> float:

@@ -42,7 +42,7 @@ class Measure:
         values = [
             score for method in methods for run in method.runs if (score := self._score(run, agent, 0)) is not None
         ]
-        return Interval(mean=statistics.fmean(values), half=None, over="") if values else None
+        return Interval(mean=statistics.fmean(values)) if values else None
 
     def gain(self, ours: Method, theirs: Method, agent: str | None) -> Interval | None:
         """What `ours` ends above `theirs`."""

@@ -81,7 +81,7 @@ def summarise(
         headline=_headline(overall, cards, sharing, control),
         tone=overall.tone if overall else "plain",
         detail=f"{measure.name}: {sharing.name} against {control.name} (each agent alone)."
-        + (" Intervals: 95 % over training seeds." if overall and "interval" in overall.detail else ""),
+        + (" Intervals are at 95 %." if overall and "interval" in overall.detail else ""),
         cards=cards,
         why=[*_why(sharing, control)],
         checks=checks,
@@ -112,16 +112,22 @@ def _headline(overall: Card | None, cards: Sequence[Card], sharing: Method, cont
 def _gain(
     agent: str | None, sharing: Method, control: Method, comparisons: Sequence[Comparison], measure: Measure
 ) -> Interval | None:
-    for comparison in comparisons:
-        for result in comparison.results:
-            if (result.get("agent"), result.get("method")) != (agent or "mean", sharing.name):
-                continue
-            found = (result.get("differences") or {}).get(control.name) or {}
-            mean, low, high = (number(found.get(key)) for key in ("mean", "low", "high"))
-            if mean is not None:
-                half = None if low is None or high is None else (high - low) / 2
-                middle = mean if half is None or low is None else low + half
-                return Interval(mean=middle, half=half, over=f"{result.get('runs', '?')} runs")
+    found = [
+        result
+        for comparison in comparisons
+        for result in comparison.results
+        if (result.get("agent"), result.get("method")) == (agent or "mean", sharing.name)
+        and str(result.get("metric")).startswith("avg@")
+    ]
+    # Several held-out sources have no figure in common there.
+    if measure.held_out and len(found) == 1:
+        difference = (found[0].get("differences") or {}).get(control.name) or {}
+        mean, low, high = (number(difference.get(key)) for key in ("mean", "low", "high"))
+        runs = number(found[0].get("runs")) or 0
+        if mean is not None:
+            # Of one seed it is the interval over tasks, which says nothing of other seeds.
+            over = f"{runs:.0f} seeds and the held-out tasks"
+            return Interval(mean=mean, low=low, high=high, over=over) if runs > 1 else Interval(mean=mean)
     return measure.gain(sharing, control, agent)
 
 

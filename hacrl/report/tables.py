@@ -69,25 +69,25 @@ def comparison_table(comparison: Comparison, number_of: int) -> Table:
     for result in comparison.results:
         differences, to_reach = _mapping(result.get("differences")), _mapping(result.get("to_reach"))
         cost = _mapping(result.get("cost"))
-        row = [str(result.get(key, "")) for key in ("agent", "method", "metric")]
+        row = [str(result.get(key, "")) for key in ("agent", "method", "source", "metric")]
         row += [_figure(result.get("start")), _with_range(result), str(result.get("runs", ""))]
         row += [_with_range(_mapping(differences.get(name)), sign="+") for name in others]
-        row += [_reach(to_reach.get(name), comparison.axis) for name in others]
+        row += [_reach(to_reach.get(name)) for name in others]
         row += [_count(number(cost.get(key))) for key in ("rollouts", "updates", "tokens", "seconds")]
         rows.append(row)
     return Table(
         id=f"comparison-{number_of}",
         title=f"Comparison at equal {comparison.axis}",
         caption=f"From {PurePath(comparison.path).name}/comparison.json: means with 95 % intervals, differences to "
-        f"other methods, and how many {comparison.axis} a method needed to reach the end of another one.",
+        f"other methods, and how many rollouts a method needed to reach the end of another one.",
         columns=[
-            *("agent", "method", "metric", "start", "end", "runs"),
+            *("agent", "method", "held out", "metric", "start", "end", "runs"),
             *(f"against {name}" for name in others),
             *(f"to reach {name}" for name in others),
             *("rollouts", "updates", "tokens", "seconds"),
         ],
         rows=rows,
-        text_columns=3,
+        text_columns=4,
     )
 
 
@@ -192,10 +192,10 @@ def _with_range(result: Mapping[str, Any], *, sign: str = "") -> str:
     return f"{mean} [{low}, {high}]" if low and high else mean
 
 
-def _reach(reach: Any, axis: str) -> str:
+def _reach(reach: Any) -> str:
     if not isinstance(reach, Mapping):
         return ""
-    needed, share = number(reach.get(axis)), number(reach.get("share"))
+    needed, share = number(reach.get("rollouts")), number(reach.get("share"))
     if needed is None:
         return "not reached"
     return _count(needed) + (f" ({share:.0%})" if share is not None else "")

@@ -157,8 +157,8 @@ def test_a_comparison_names_its_methods(tmp_path: Path) -> None:
     runs, [comparison] = read_runs([write_comparison(tmp_path / "c")])
     assert [(method.name, len(method.runs)) for method in group_runs(runs)] == [("hacpo", 2), ("gspo", 2)]
     [row, *_] = comparison_table(comparison, 0).rows
-    assert row[:6] == ["qwen", "hacpo", "avg@4", "0.500", "0.700 [0.650, 0.750]", "2"]
-    assert row[6:] == ["+0.123 [+0.100, +0.146]", "12 (50%)", "24", "12", "480", "36"]
+    assert row[:7] == ["qwen", "hacpo", "eval", "avg@4", "0.500", "0.700 [0.650, 0.750]", "2"]
+    assert row[7:] == ["+0.123 [+0.100, +0.146]", "12 (50%)", "24", "12", "480", "36"]
 
 
 # ---------------------------------------------------------------- numbers
@@ -285,7 +285,11 @@ def test_summary_without_something_to_compare(tmp_path: Path) -> None:
 
 
 def test_summary_takes_a_comparisons_own_figures(tmp_path: Path) -> None:
-    assert summary_of(write_comparison(tmp_path / "c")).headline.startswith("Sharing helped: +12.3 points")
+    summary = summary_of(write_comparison(tmp_path / "c"))
+    assert summary.headline.startswith("Sharing helped: +12.3 points")
+    assert "interval +10.0 to +14.6 over 2 seeds and the held-out tasks" in summary.cards[0].detail
+    # Its interval of one seed is one over tasks alone, which does not show that sharing helped.
+    assert summary_of(write_comparison(tmp_path / "d", seeds=1)).headline.startswith("Too few seeds to tell")
 
 
 def test_runs_without_evaluation_are_compared_by_reward(tmp_path: Path) -> None:
