@@ -63,6 +63,11 @@ def group_runs(runs: Sequence[Run]) -> list[Method]:
     return sorted(methods, key=lambda method: not method.shares)
 
 
+def control_of(methods: Sequence[Method], agents: Sequence[str]) -> Method | None:
+    """The first method in which all of `agents` learn alone, to compare those that share with."""
+    return next((method for method in methods if not method.shares and set(agents) <= set(method.agents)), None)
+
+
 def _settings(run: Run) -> dict[str, str]:
     config = {key: value for key, value in run.config.items() if key not in FREE and key != "agents"}
     agents = {

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hacrl.report.intervals import NORMAL_95, Interval, difference, over_seeds
-from hacrl.report.methods import Method
+from hacrl.report.methods import Method, control_of
 from hacrl.report.runs import Run, number
 from hacrl.report.series import held_out
 
@@ -32,6 +32,7 @@ class Measure:
         scores = [score for run in runs for agent in run.agents for score in self._by_step(run, agent).values()]
         self.percent = bool(scores) and all(0 <= score <= 1 for score in scores)
         names = list(dict.fromkeys(agent for method in methods for agent in method.agents))
+        self.names = names
         self.agents: list[str | None] = [*names, None] if len(names) > 1 else [*names]
 
     def end(self, method: Method, agent: str | None) -> Interval | None:
@@ -44,9 +45,13 @@ class Measure:
         ]
         return Interval(mean=statistics.fmean(values)) if values else None
 
-    def gain(self, ours: Method, theirs: Method, agent: str | None) -> Interval | None:
+    def control(self, methods: Sequence[Method], agent: str | None) -> Method | None:
+        """The method that shows `agent`, or all agents, learning alone."""
+        return control_of(methods, self.names if agent is None else [agent])
+
+    def gain(self, ours: Method, theirs: Method | None, agent: str | None) -> Interval | None:
         """What `ours` ends above `theirs`."""
-        return difference(self._ends(ours, agent), self._ends(theirs, agent))
+        return None if theirs is None else difference(self._ends(ours, agent), self._ends(theirs, agent))
 
     def task_error(self, methods: Sequence[Method], agent: str | None) -> float | None:
         """Half the 95 % interval of the difference of two methods' ends from the held-out tasks alone, one seed each:
@@ -80,9 +85,10 @@ class Measure:
     def _score(self, run: Run, agent: str | None, place: int) -> float | None:
         """The score at the first (`place` 0) or last (-1) step that has one."""
         if agent is None:
-            found = [self._score(run, name, place) for name in run.agents]
+            # A mean over other agents would be another quantity.
+            found = [self._score(run, name, place) for name in self.names]
             known = [score for score in found if score is not None]
-            return statistics.fmean(known) if known and len(known) == len(found) else None
+            return statistics.fmean(known) if len(known) == len(found) else None
         by_step = self._by_step(run, agent)
         values = list(by_step.values())
         if not values or agent not in run.agents:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,7 +40,6 @@ class Line:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
     headline: str
-    tone: Tone
     detail: str
     cards: list[Card]
     why: list[Line]
@@ -50,47 +49,47 @@ class Summary:
 def summarise(
     methods: Sequence[Method], comparisons: Sequence[Comparison], measure: Measure, sample: Sample
 ) -> Summary:
-    """The first sharing method against the first without sharing; a comparison's own figures where it has them."""
+    """The first sharing method against each agent's control; a comparison's own figures where it has them."""
     sharing = next((method for method in methods if method.shares), None)
-    control = next((method for method in methods if not method.shares), None)
+    controls = {agent: measure.control(methods, agent) for agent in measure.agents}
     checks = [*_checks(methods, sample)]
-    if sharing is None or control is None:
+    if sharing is None or not any(controls.values()):
         missing = (
             "None of these runs shares rollouts, so there is nothing to compare: add a run with algorithm=hacpo."
             if sharing is None
             else "Whether sharing helped cannot be told: none of these runs trains the same agents alone. "
             "Add a run with algorithm=gspo."
         )
-        only = sharing or control
-        assert only is not None
+        only = sharing or methods[0]
         return Summary(
             headline=missing,
-            tone="plain",
             detail=f"{measure.name} of {only.name} at the end.",
             cards=[*_plain_cards(only, measure)],
-            why=[*_why(sharing, None)] if sharing else [],
+            why=[*_why(sharing, {})] if sharing else [],
             checks=checks,
         )
     cards = [
         _card(agent, gain, sharing, control, measure)
-        for agent in measure.agents
-        if (gain := _gain(agent, sharing, control, comparisons, measure)) is not None
+        for agent, control in controls.items()
+        if control and (gain := _gain(agent, sharing, control, comparisons, measure)) is not None
     ]
-    overall = next((card for card in cards if card.agent is None), cards[0] if cards else None)
+    names = list(dict.fromkeys(control.name for control in controls.values() if control))
     return Summary(
-        headline=_headline(overall, cards, sharing, control),
-        tone=overall.tone if overall else "plain",
-        detail=f"{measure.name}: {sharing.name} against {control.name} (each agent alone)."
-        + (" Intervals are at 95 %." if overall and "interval" in overall.detail else ""),
+        headline=_headline(cards, sharing),
+        detail=f"{measure.name}: {sharing.name} against {' and '.join(names)} (each agent alone)."
+        + (" Intervals are at 95 %." if any("interval" in card.detail for card in cards) else ""),
         cards=cards,
-        why=[*_why(sharing, control)],
+        why=[*_why(sharing, controls)],
         checks=checks,
     )
 
 
-def _headline(overall: Card | None, cards: Sequence[Card], sharing: Method, control: Method) -> str:
+def _headline(cards: Sequence[Card], sharing: Method) -> str:
+    if not cards:
+        return f"{sharing.name} and the runs alone have no agent and no score in common to compare."
+    overall = next((card for card in cards if card.agent is None), cards[0] if len(cards) == 1 else None)
     if overall is None:
-        return f"{sharing.name} and {control.name} have no agent and no score in common to compare."
+        return "; ".join(f"{card.agent}: {card.verdict} ({card.value})" for card in cards) + "."
     if overall.verdict == "one seed":
         return f"Too few seeds to tell whether sharing helped: {overall.value} with {sharing.name}."
     if overall.tone in ("good", "bad"):
@@ -165,7 +164,7 @@ def _plain_cards(method: Method, measure: Measure) -> Iterator[Card]:
             )
 
 
-def _why(sharing: Method, control: Method | None) -> Iterator[Line]:
+def _why(sharing: Method, controls: Mapping[str | None, Method | None]) -> Iterator[Line]:
     for learner, author in sharing.pairs:
         pair = PairMeans(sharing, learner, author)
         inside, weight, omega = (pair.of(key) for key in ("inside_share", "weight_share", "omega"))
@@ -187,7 +186,7 @@ def _why(sharing: Method, control: Method | None) -> Iterator[Line]:
                 key=f"pair/{learner}/{author}/...",
                 tone="warn" if little else "plain",
             )
-    for agent in control.agents if control else ():
+    for agent, control in controls.items():
         metric = f"agent/{agent}/zero_variance_share"
         shares = [mean for method in (sharing, control) if method and (mean := _over_run(method, metric)) is not None]
         if len(shares) == 2:

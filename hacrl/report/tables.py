@@ -31,9 +31,10 @@ class Table:
 
 def results_table(methods: Sequence[Method], measure: Measure) -> Table:
     """Start and end of every agent under every method, and what sharing made of it."""
-    controls = [method for method in methods if not method.shares]
-    sharing = [method for method in methods if method.shares]
-    against = [(ours, theirs) for ours in sharing for theirs in controls[:1]]
+    controls = {agent: measure.control(methods, agent) for agent in measure.agents}
+    names = {control.name for control in controls.values() if control}
+    sharing = [method for method in methods if method.shares] if names else []
+    alone = names.pop() if len(names) == 1 else "alone"
     rows = []
     for agent in measure.agents:
         ends = [measure.end(method, agent) for method in methods]
@@ -41,10 +42,10 @@ def results_table(methods: Sequence[Method], measure: Measure) -> Table:
             continue
         row = [agent or "mean", measure.shown(measure.start(methods, agent))]
         row += [measure.shown(end) for end in ends]
-        row += [measure.shown_difference(measure.gain(ours, theirs, agent)) for ours, theirs in against]
+        row += [measure.shown_difference(measure.gain(ours, controls[agent], agent)) for ours in sharing]
         rows.append(row)
     rows.append(
-        ["rollouts per run", ""] + [_mean_sum(method, "rollouts") for method in methods] + ["" for _ in against]
+        ["rollouts per run", ""] + [_mean_sum(method, "rollouts") for method in methods] + ["" for _ in sharing]
     )
     return Table(
         id="results",
@@ -55,7 +56,7 @@ def results_table(methods: Sequence[Method], measure: Measure) -> Table:
             "agent",
             "start",
             *(f"{method.name} ({len(method.runs)})" for method in methods),
-            *(f"{ours.name} - {theirs.name}" for ours, theirs in against),
+            *(f"{ours.name} - {alone}" for ours in sharing),
         ],
         rows=rows,
         marked=[number for number, agent in enumerate(measure.agents) if agent is None][: len(rows) - 1],

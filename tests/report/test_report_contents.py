@@ -316,9 +316,26 @@ def test_agents_that_only_some_runs_have(tmp_path: Path) -> None:
     rows = {row[0]: row[1:] for row in results_table(methods, Measure(methods)).rows}
     assert rows["phi"] == ["50.0", "", "", "56.0", ""]
     assert rows["qwen"] == ["50.0", "56.0", "56.0", "", "+0.0"]
+    # No run has all three.
+    assert "mean" not in rows
     panels = charts_of(*paths)["held-out-0"].panels
     assert [panel.title for panel in panels] == ["qwen", "llama", "phi"]
     assert [len(panel.series) for panel in panels] == [2, 1, 1]
+
+
+def test_each_agent_has_its_own_control(tmp_path: Path) -> None:
+    paths = [
+        write_run(tmp_path / f"{name}-{seed}", algorithm=algorithm, agents=agents, seed=seed, score=score)
+        for seed in range(2)
+        for name, algorithm, agents, score in (
+            ("pair", "hacpo", ["qwen", "llama"], 0.4),
+            ("qwen", "gspo", ["qwen"], 0.3 + 0.01 * seed),
+            ("llama", "gspo", ["llama"], 0.2 + 0.01 * seed),
+        )
+    ]
+    summary = summary_of(*paths)
+    assert summary.headline == "qwen: sharing helped (+9.5 points); llama: sharing helped (+19.5 points)."
+    assert summary.detail.startswith("Held-out avg@4: hacpo against gspo (qwen) and gspo (llama)")
 
 
 def test_different_budgets_are_told(tmp_path: Path) -> None:
