@@ -98,7 +98,7 @@ def _html(data: bytes, rollouts: bytes) -> str:
 
     here = files("hacrl.report")
     style, program, page = (
-        (here / "page" / name).read_text(encoding="utf-8") for name in ("page.css", "page.js", "page.html")
+        (here / "template" / name).read_text(encoding="utf-8") for name in ("page.css", "page.js", "page.html")
     )
     plotly: str = get_plotlyjs()
     parts = {

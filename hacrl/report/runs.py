@@ -190,7 +190,9 @@ def _config(path: Path) -> Mapping[str, Any]:
     try:
         config = yaml.safe_load(path.read_bytes())
         [str(agent["name"]) for agent in config["agents"]]
-        int(config["steps"]), str(config["algorithm"]["name"])
+        steps, _ = config["steps"] + 0, str(config["algorithm"]["name"])
+        if not isinstance(steps, int):
+            raise TypeError("steps is no whole number")
     except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
         raise RunDirectoryError(
             f"{path}: cannot be read as a run's configuration ({type(error).__name__}: {error}); it needs at least "

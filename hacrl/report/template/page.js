@@ -28,11 +28,11 @@ function element(tag, options = {}, ...children) {
   return made;
 }
 
-// Characters that are invisible or reorder a line are shown by name, so that a text cannot pass for another one.
+// Characters that are invisible, reorder a line or are half a character are shown by name, so that a text cannot pass for another one.
 function visible(text) {
-  return String(text).replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g,
+  return String(text).replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\p{Cs}]/gu,
     character => {
-      const code = character.charCodeAt(0);
+      const code = character.codePointAt(0);
       return code < 0x20 ? String.fromCharCode(0x2400 + code) : `‹U+${code.toString(16).toUpperCase().padStart(4, "0")}›`;
     });
 }
