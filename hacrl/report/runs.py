@@ -189,10 +189,9 @@ def _config(path: Path) -> Mapping[str, Any]:
     """The configuration as written: a run of another version shows what it can instead of being refused."""
     try:
         config = yaml.safe_load(path.read_bytes())
-        [str(agent["name"]) for agent in config["agents"]]
-        steps, _ = config["steps"] + 0, str(config["algorithm"]["name"])
-        if not isinstance(steps, int):
-            raise TypeError("steps is no whole number")
+        names = [*(agent["name"] for agent in config["agents"]), config["algorithm"]["name"]]
+        if not isinstance(config["steps"], int) or not all(isinstance(name, str) for name in names):
+            raise TypeError("one of them is of another type")
     except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
         raise RunDirectoryError(
             f"{path}: cannot be read as a run's configuration ({type(error).__name__}: {error}); it needs at least "

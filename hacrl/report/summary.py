@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from hacrl.report.intervals import Interval
 from hacrl.report.methods import Method
@@ -69,7 +69,7 @@ def summarise(
             checks=checks,
         )
     cards = [
-        _card(agent, gain, sharing, control, measure)
+        _card(agent, gain, sharing, control, comparisons, measure)
         for agent, control in controls.items()
         if control and (gain := _gain(agent, sharing, control, comparisons, measure)) is not None
     ]
@@ -111,18 +111,10 @@ def _headline(cards: Sequence[Card], sharing: Method) -> str:
 def _gain(
     agent: str | None, sharing: Method, control: Method, comparisons: Sequence[Comparison], measure: Measure
 ) -> Interval | None:
-    found = [
-        result
-        for comparison in comparisons
-        for result in comparison.results
-        if (result.get("agent"), result.get("method")) == (agent or "mean", sharing.name)
-        and str(result.get("metric")).startswith("avg@")
-    ]
-    # Several held-out sources have no figure in common there.
-    if measure.held_out and len(found) == 1:
-        difference = (found[0].get("differences") or {}).get(control.name) or {}
+    if (result := _compared(agent, sharing, comparisons, measure)) is not None:
+        difference = (result.get("differences") or {}).get(control.name) or {}
         mean, low, high = (number(difference.get(key)) for key in ("mean", "low", "high"))
-        runs = number(found[0].get("runs")) or 0
+        runs = number(result.get("runs")) or 0
         if mean is not None:
             # Of one seed it is the interval over tasks, which says nothing of other seeds.
             over = f"{runs:.0f} seeds and the held-out tasks"
@@ -130,7 +122,28 @@ def _gain(
     return measure.gain(sharing, control, agent)
 
 
-def _card(agent: str | None, gain: Interval, sharing: Method, control: Method, measure: Measure) -> Card:
+def _compared(
+    agent: str | None, method: Method, comparisons: Sequence[Comparison], measure: Measure
+) -> Mapping[str, Any] | None:
+    """A comparison's own avg@k result; None where there is none, or several held-out sources have one each."""
+    found = [
+        result
+        for comparison in comparisons
+        for result in comparison.results
+        if (result.get("agent"), result.get("method")) == (agent or "mean", method.name)
+        and str(result.get("metric")).startswith("avg@")
+    ]
+    return found[0] if measure.held_out and len(found) == 1 else None
+
+
+def _card(
+    agent: str | None,
+    gain: Interval,
+    sharing: Method,
+    control: Method,
+    comparisons: Sequence[Comparison],
+    measure: Measure,
+) -> Card:
     tone: Tone = "plain"
     verdict = "no difference shown"
     if gain.low is None or gain.high is None:
@@ -140,7 +153,13 @@ def _card(agent: str | None, gain: Interval, sharing: Method, control: Method, m
     elif gain.high < 0:
         tone, verdict = "bad", "sharing did harm"
     factor, digits, unit = (100, 1, " points") if measure.percent else (1, 3, "")
-    ends = (measure.shown(measure.end(method, agent)).split(" ±")[0] for method in (sharing, control))
+    ends = []
+    for method in (sharing, control):
+        result = _compared(agent, method, comparisons, measure) or {}
+        own = measure.end(method, agent)
+        score = number(result.get("mean"))
+        score = own.mean if score is None and own else score
+        ends.append("?" if score is None else f"{factor * score:.{digits}f}")
     percent = " %" if measure.percent else ""
     detail = " against ".join(
         f"{end}{percent} with {method.name}" for end, method in zip(ends, (sharing, control), strict=True)

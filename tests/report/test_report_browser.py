@@ -107,6 +107,10 @@ def test_every_chart_is_drawn(browser: Any, page: Path) -> None:
         assert marks > 0, chart
         assert width > 200, chart
     assert complaints(browser) == []
+    ids = browser.execute_script(
+        "return [...document.querySelectorAll('[id]')].filter(node => !node.closest('.plot')).map(node => node.id)"
+    )
+    assert len(ids) == len(set(ids))
     # The curves' colours are an agent's, their strokes a method's.
     lines = browser.execute_script(
         """return plots.find(plot => plot.chart.id === 'held-out-0').place.data
@@ -311,11 +315,11 @@ def test_nothing_a_model_wrote_does_harm(browser: Any, tmp_path: Path) -> None:
     assert "lone ‹U+D800› and ‹U+DFFF› surrogates" in texts
     longest = max(texts, key=len)
     assert len(longest) < 7000
-    assert browser.execute_script("return document.querySelector('#results').innerText.includes('94,000 characters')")
+    assert browser.execute_script("return document.querySelector('#answers').innerText.includes('94,000 characters')")
 
     state = browser.execute_script(
         """return [window.harm ?? null, document.querySelectorAll('main script, main img, main iframe').length,
-                   document.querySelectorAll('#results a, #results b, #results svg').length,
+                   document.querySelectorAll('#answers a, #answers b, #answers svg').length,
                    document.querySelectorAll('[onerror], [onload]').length, document.title,
                    document.documentElement.scrollWidth <= innerWidth]"""
     )

@@ -424,7 +424,7 @@ function taskBlocks(entries, search) {
 
 function rolloutSection() {
   const { rule, shown, total } = report.rollouts;
-  const made = section("rollouts", "Rollouts", `Showing ${shown.toLocaleString("en")} of ${total.toLocaleString("en")} rollouts. ${rule}`);
+  const made = section("viewer", "Rollouts", `Showing ${shown.toLocaleString("en")} of ${total.toLocaleString("en")} rollouts. ${rule}`);
   const every = groups.flatMap(group => {
     const agreed = agreement(group);
     return group.rollouts.map(rollout => ({ group, rollout, agreed, size: largest(rollout), method: report.runs[group.run].method }));
@@ -455,7 +455,7 @@ function rolloutSection() {
     choice("agreement", "Solved by", [["", "any"], ...unique(every.map(entry => entry.agreed)).sort().map(name => [name, name])]),
     choice("order", "Order", [["step", "by step"], ["size", "largest advantage first"], ["long", "longest first"]])));
   const count = element("p", { id: "count", "aria-live": "polite" });
-  const results = element("div", { id: "results" });
+  const results = element("div", { id: "answers" });
   const more = element("button", { id: "more", onclick: () => { state.shown += PAGE_OF_ROLLOUTS; list(); } }, "Show more");
   made.append(count, results, more);
 
