@@ -191,6 +191,23 @@ def export(
             _say(console, str(folder))
 
 
+@app.command()
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that hacrl compare wrote.")
+    ],
+    output: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
+) -> None:
+    """Show runs in one HTML file that needs no network: does sharing help, why, and what the agents wrote."""
+    console = Console(highlight=False)
+    with _told_errors():
+        from hacrl.report.page import write_report
+
+        with _status(console, "reading runs ..."):
+            page = write_report(runs, output)
+        _say(console, f"written: {page} ({page.stat().st_size / 1e6:.1f} MB); open it in a browser")
+
+
 # ---------------------------------------------------------------- what the commands share
 
 

@@ -17,6 +17,10 @@ from tiny_runs import run_config
 from typer.testing import CliRunner, Result
 
 from hacrl.cli import app
+from hacrl.report.figures import charts
+from hacrl.report.methods import group_runs
+from hacrl.report.rollouts import sample
+from hacrl.report.runs import read_runs
 
 BROKEN = {
     "agents": [{"name": "a", "model": "m", "learning_rat": 1}],
@@ -100,7 +104,7 @@ def test_unexpected_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch,
 
 def test_an_empty_call_shows_the_commands() -> None:
     output = CliRunner().invoke(app, []).output
-    for command in ("demo", "train", "check", "eval", "export"):
+    for command in ("demo", "train", "check", "eval", "export", "report"):
         assert command in output
 
 
@@ -273,6 +277,29 @@ def test_export_of_what_is_not_there(
 
 def test_export_of_a_folder_that_is_no_run(tmp_path: Path) -> None:
     hacrl("export", tmp_path, expect=2)
+
+
+# ---------------------------------------------------------------- report
+
+
+def test_report_of_a_real_run(trained: tuple[Path, str], tmp_path: Path) -> None:
+    output = hacrl("report", trained[0], "--output", tmp_path / "report.html").output
+    assert "report.html" in output
+    methods = group_runs(read_runs([trained[0]])[0])
+    assert methods[0].shares
+    made = {chart.id for chart in charts(methods, sample(methods))}
+    assert made >= {
+        "held-out-0",
+        "reward",
+        "capability",
+        "omega",
+        "shares",
+        "weight",
+        "drift",
+        "clip",
+        "entropy",
+        "time",
+    }
 
 
 # ---------------------------------------------------------------- the public names
