@@ -122,10 +122,16 @@ def serve(engine: Any, connection: Connection) -> None:
         connection.send(reply)
 
 
-def end_with_parent(parent: int, folder: str) -> None:
-    """Once `parent` is dead, remove `folder` and kill this process group, whatever it is doing."""
+def end_with_parent(parent: int, folder: str, ending: threading.Lock) -> None:
+    """Once `parent` is dead, end as well, whatever this process is doing."""
     while os.getppid() == parent:
         time.sleep(0.5)
+    end(folder, ending)
+
+
+def end(folder: str, ending: threading.Lock) -> None:
+    """Remove `folder`, then kill this process group: vLLM's own processes, which are not waited for, and this one."""
+    ending.acquire()  # for good: a second thread that comes here must not kill the first in the midst of removing
     shutil.rmtree(folder, ignore_errors=True)
     os.killpg(0, signal.SIGKILL)
 
@@ -133,10 +139,10 @@ def end_with_parent(parent: int, folder: str) -> None:
 def main(engine: Any) -> None:
     file_descriptor, folder = int(sys.argv[1]), sys.argv[2]
     os.set_inheritable(file_descriptor, False)
-    threading.Thread(target=end_with_parent, args=(int(sys.argv[3]), folder), daemon=True).start()
+    ending = threading.Lock()
+    threading.Thread(target=end_with_parent, args=(int(sys.argv[3]), folder, ending), daemon=True).start()
     serve(engine, Connection(file_descriptor))
-    # vLLM's own threads and processes are not waited for: the client has what it wanted.
-    os.killpg(0, signal.SIGKILL)
+    end(folder, ending)
 
 
 if __name__ == "__main__":

@@ -234,6 +234,8 @@ def _environment(device: torch.device, gpus: int) -> dict[str, str]:
     }
     if device.type == "cpu":
         environment["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")
+        # Even an eager engine compiles a few helpers at the first answer, for 10 s and with a C++ compiler.
+        environment["TORCH_COMPILE_DISABLE"] = "1"
     else:
         first = device.index or 0
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
