@@ -162,7 +162,9 @@ def test_another_agents_adapter_on_the_same_base_is_left_out(tiny_models: dict[s
             parameter.add_(1.0)
     after = merged_weights(policies["a"])
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert not any(torch.equal(before[name], merged_weights(policies["b"])[name]) for name in before if "q_proj" in name)
+    assert not any(
+        torch.equal(before[name], merged_weights(policies["b"])[name]) for name in before if "q_proj" in name
+    )
 
 
 # ---------------------------------------------------------------- comparison
@@ -182,7 +184,9 @@ def test_an_engine_with_other_weights_ends_the_run(sampler: VllmSampler, uniform
         for parameter in uniform_policy.model.parameters():
             parameter.normal_(generator=torch.Generator().manual_seed(0))
     sampler.weights_changed()
-    with pytest.raises(SamplerError, match=r"agent a: .* nats per token .* limit is 0.001 \(sampling.vllm.mismatch_limit"):
+    with pytest.raises(
+        SamplerError, match=r"agent a: .* nats per token .* limit is 0.001 \(sampling.vllm.mismatch_limit"
+    ):
         ask(sampler)
 
 
@@ -200,7 +204,9 @@ def test_a_warning_in_place_of_the_error(uniform_policy: Policy, tmp_path: Path)
     sampler.close()
 
 
-def test_within_a_nucleus_log_probabilities_may_be_higher_by_its_mass_alone(uniform_policy: Policy, tmp_path: Path) -> None:
+def test_within_a_nucleus_log_probabilities_may_be_higher_by_its_mass_alone(
+    uniform_policy: Policy, tmp_path: Path
+) -> None:
     sampler = build(uniform_policy, tmp_path, on_mismatch="warn")
     ask(sampler, top_p=0.5)
     assert sampler.metrics.values()["sampler/mismatch_max"] < 1e-5
@@ -279,7 +285,13 @@ engine.call("sample", prompts=[[1]], seeds=[[1]], max_new_tokens=1)
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes through /proc")
 @pytest.mark.parametrize(
     ("end", "fault"),
-    [(signal.SIGKILL, "hang"), (signal.SIGTERM, "hang"), (signal.SIGINT, "hang"), (signal.SIGKILL, "work"), ("leave", "work")],
+    [
+        (signal.SIGKILL, "hang"),
+        (signal.SIGTERM, "hang"),
+        (signal.SIGINT, "hang"),
+        (signal.SIGKILL, "work"),
+        ("leave", "work"),
+    ],
 )
 def test_no_process_and_no_folder_outlives_its_parent(
     end: Any, fault: str, tiny_models: dict[str, Path], tmp_path: Path

@@ -1,5 +1,5 @@
-"""The process of one vLLM engine, run by its path with the interpreter of an environment that has vLLM: nothing but vLLM
-and the standard library may be imported here. `vllm_sampler.py` is the other side.
+"""The process of one vLLM engine, run by its path with the interpreter of an environment that has vLLM: nothing but
+vLLM and the standard library may be imported here. `vllm_sampler.py` is the other side.
 
     python vllm.py FD FOLDER PARENT
 
@@ -96,7 +96,7 @@ def _answer(output: Any) -> tuple[list[int], list[float], bool]:
 
 
 def _repack_head(worker: Any) -> None:
-    """On a CPU vLLM computes with packed copies of weights, and a head tied to the embedding keeps its old one on reload."""
+    """On a CPU vLLM computes with packed copies of weights; a head tied to the embedding keeps its old one on reload."""
     from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
     head = getattr(worker.get_model(), "lm_head", None)
