@@ -224,7 +224,4 @@ def test_a_resumed_run_hands_its_weights_over_first(tmp_path: Path) -> None:
     assert whole[1]["agent/qwen/own_ratio_error"] == 0
     assert 0.9 < whole[1]["agent/qwen/sampler/weight_mean"] < 1.1
     for name in ("whole", "parts"):
-        assert (
-            "vLLM" in (tmp_path / name / "engines/qwen.log").read_text()
-            or "vllm" in (tmp_path / name / "engines/qwen.log").read_text()
-        )
+        assert "vllm" in (tmp_path / name / "engines/qwen.log").read_text().lower()

@@ -84,6 +84,8 @@ class VllmSampler:
 
         Raises SamplerError where the engine cannot be started, dies, or gives other log-probabilities than the policy.
         """
+        if not prompts:
+            return []
         engine = self._ready_engine()
         groups = engine.call(
             "sample",
