@@ -78,7 +78,7 @@ def sampler(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         load_policies([agent], seed=0)["a"],
         VllmConfig(python=PYTHON),
         stop_token_ids=STOPS,
-        batch_rows=64,
+        batch_rows=128,
         longest_row=64,
         log=folder / "engine.log",
     )
@@ -172,6 +172,16 @@ def test_a_call_is_a_function_of_its_seed(sampler: VllmSampler) -> None:
     assert ask(sampler, seed=5) == first
     assert ask(sampler, seed=6) != first
     assert all(len({answer.token_ids for answer in group}) == 4 for group in first)
+
+
+def test_more_prompt_tokens_than_vllm_computes_at_a_time(sampler: VllmSampler) -> None:
+    """100 x 50 tokens against 4,096; cut prompts would need random numbers taken back, which a CPU cannot."""
+    prompt = tuple(range(5, 55))
+    (group,) = ask(sampler, [prompt], answers=100, max_new_tokens=2)
+    assert len(group) == 100
+    rows = [(prompt, answer) for answer in group]
+    theirs = torch.tensor([value for answer in group for value in answer.logprobs])
+    assert float((theirs - policy_logprobs(sampler.policy, rows, temperature=0.8)).abs().max()) < 1e-4
 
 
 def test_frequencies_follow_the_tempered_distribution(sampler: VllmSampler) -> None:

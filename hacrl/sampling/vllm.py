@@ -34,6 +34,8 @@ class Engine:
             # Compiling takes longer than it saves, again for each model.
             settings["enforce_eager"] = True
             settings["enable_sleep_mode"] = False
+            # A prompt cut into parts takes back a random number after each, which generators on a CPU cannot.
+            settings["enable_chunked_prefill"] = False
         self.llm = LLM(**settings)
         return str(current_platform.device_type)
 
@@ -96,7 +98,7 @@ def _answer(output: Any) -> tuple[list[int], list[float], bool]:
 
 
 def _repack_head(worker: Any) -> None:
-    """On a CPU vLLM computes with packed copies of weights; a head tied to the embedding keeps its old one on reload."""
+    """On a CPU vLLM computes with packed copies of weights, and a head tied to the embedding keeps its old one."""
     from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
     head = getattr(worker.get_model(), "lm_head", None)
