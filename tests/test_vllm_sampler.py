@@ -267,10 +267,12 @@ def test_each_engine_sees_the_gpus_from_its_device_on(monkeypatch: pytest.Monkey
 # ---------------------------------------------------------------- no orphans
 
 PARENT = """
+import signal
 import sys
 from pathlib import Path
 from hacrl.sampling.engine_process import EngineProcess
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test in the background may have it ignored
 engine = EngineProcess(
     "a", python=sys.executable, worker=Path(sys.argv[1]), environment={}, log=Path(sys.argv[2]), bytes_needed=0
 )
@@ -310,7 +312,7 @@ def test_no_process_and_no_folder_outlives_its_parent(
         wait_until(lambda: "hangs" in (tmp_path / "log").read_text(), "the call begins")
     if end != "leave" and parent.poll() is None:
         parent.send_signal(end)
-    parent.wait()
+    parent.wait(60)
     wait_until(lambda: not alive(int(pid)), "the engine ends")
     wait_until(lambda: not Path(folder).exists(), "its folder goes")
 

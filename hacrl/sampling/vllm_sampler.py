@@ -198,9 +198,9 @@ class VllmSampler:
         message = (
             f"agent {self.agent}: vLLM's log-probabilities are {mean:.3g} nats per token away from the learner's over "
             f"{len(rows)} answers (largest {float(distance.abs().max()):.3g}); the limit is {limit:g} "
-            f"(sampling.vllm.mismatch_limit). Above 0.5 the engine computes with other weights or another model: use "
-            f"sampling.engine: transformers for this agent, or another version of vLLM. Little above the limit it is "
-            f"rounding: use dtype: float32, set sampler_correction, or raise the limit"
+            f"(sampling.vllm.mismatch_limit). Many times the limit means other weights or another model: use "
+            f"sampling.engine: transformers for this agent, or another version of vLLM. Little above it is rounding: "
+            f"use dtype: float32, set sampler_correction, or raise the limit"
         )
         if self.settings.on_mismatch == "error":
             self.close()
