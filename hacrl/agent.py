@@ -18,7 +18,9 @@ from hacrl.errors import ModelError, RunDirectoryError
 from hacrl.learner import Learner, RolloutKey
 from hacrl.metrics import Metrics
 from hacrl.policy import Policy, load_trained_weights, trained_weights
+from hacrl.sampling.sampler import Sampler
 from hacrl.sampling.transformers import TransformersSampler
+from hacrl.sampling.vllm_sampler import VllmSampler
 from hacrl.seeds import derive_seed
 from hacrl.types import Completion, RolloutGroup, Task
 
@@ -43,7 +45,9 @@ class Agent:
         algorithm: Algorithm,
         *,
         dump_directory: Path,
+        log_directory: Path | None = None,
     ) -> None:
+        """`log_directory` keeps what the agent's engine prints; without one it goes with the engine."""
         self.run = run
         self.config = config
         self.name = config.name
@@ -51,12 +55,17 @@ class Agent:
         self.encoder = encoder
         self.limits = run.sampling_of(config)
         self.weights_version = 0
-        self.sampler = TransformersSampler(
+        self.engine = self._build_engine(log_directory) if self.limits.engine == "vllm" else None
+        self.sampler: Sampler = self.engine or TransformersSampler(
             policy,
             stop_token_ids=encoder.stop_token_ids,
             pad_token_id=encoder.pad_token_id,
             batch_rows=self.limits.batch_rows,
         )
+        self._sampling_metrics = Metrics()
+        if self.engine is not None and config.old_logprobs == "auto":
+            # Another program's rounding, even in float32: it would look like a ratio.
+            config = config.model_copy(update={"old_logprobs": "learner"})
         self.learner = (
             None
             if config.role == "author"
@@ -74,12 +83,24 @@ class Agent:
             )
         )
 
+    def _build_engine(self, log_directory: Path | None) -> VllmSampler:
+        evaluated = self.run.evaluation.max_new_tokens or 0
+        return VllmSampler(
+            self.name,
+            self.policy,
+            self.limits.vllm,
+            stop_token_ids=self.encoder.stop_token_ids,
+            batch_rows=self.limits.batch_rows,
+            longest_row=self.limits.max_prompt_tokens + max(self.limits.max_new_tokens, evaluated),
+            log=log_directory / f"{self.name}.log" if log_directory is not None else None,
+        )
+
     def sample(self, tasks: Sequence[Task], *, step: int) -> list[Completion]:
         """This step's answers, group by group; none for a learner-only agent."""
         answers = self.run.group_size_of(self.config)
         if answers == 0:
             return []
-        return self._complete(
+        completions = self._complete(
             tasks,
             answers=answers,
             temperature=self.limits.temperature,
@@ -87,6 +108,9 @@ class Agent:
             max_new_tokens=self.limits.max_new_tokens,
             seed=derive_seed(self.run.seed, "sample", self.name, step),
         )
+        if self.engine is not None:
+            self._sampling_metrics = self.engine.metrics
+        return completions
 
     def sample_evaluation(self, tasks: Sequence[Task]) -> list[Completion]:
         """Answers to held-out tasks by the evaluation's own settings; the same random numbers at every evaluation."""
@@ -155,7 +179,7 @@ class Agent:
         over this learner's; `fingerprints[author]` tells which authors share this agent's tokenizer.
         """
         if self.learner is None:
-            return AgentUpdate(metrics={}, ratios={})
+            return AgentUpdate(metrics=self._sampling_metrics.values(), ratios={})
         encoded = training_samples(
             groups,
             learner=self.name,
@@ -168,7 +192,10 @@ class Agent:
         )
         update = self.learner.update(encoded.samples, step=step)
         self.weights_version += 1
+        if self.engine is not None:
+            self.engine.weights_changed()
         metrics = Metrics()
+        metrics.merge(self._sampling_metrics)
         for author in encoded.exchange:
             metrics.merge(encoded.exchange[author].metrics(), prefix=f"author/{author}/")
         metrics.merge(update.metrics)
@@ -194,6 +221,8 @@ class Agent:
             self.weights_version = json.loads((folder / "agent.json").read_text())["weights_version"]
             if self.learner is not None:
                 load_trained_weights(self.policy, load_file(folder / "weights.safetensors"))
+                if self.engine is not None:
+                    self.engine.weights_changed()
                 if not weights_only:
                     self.learner.load_state_dict(torch.load(folder / "learner.pt", weights_only=True))
         except FileNotFoundError as error:
@@ -201,3 +230,8 @@ class Agent:
                 f"{folder}: {Path(error.filename or '').name} of agent {self.name} is missing, so the run cannot go on "
                 f"from this checkpoint"
             ) from error
+
+    def close(self) -> None:
+        """End the engine's process, where there is one."""
+        if self.engine is not None:
+            self.engine.close()

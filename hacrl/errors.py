@@ -46,3 +46,7 @@ class RunDirectoryError(HacrlError):
 
 class NonFiniteError(HacrlError):
     """A loss or gradient was NaN or infinite; the batch has been written to the path in the message."""
+
+
+class SamplerError(HacrlError):
+    """A sampling engine cannot be started, died, or gives other log-probabilities than the learner's policy."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import get_scheduler
 
 from hacrl.algorithms.algorithm import Algorithm, LossBatch, LossOutput
-from hacrl.algorithms.ops import k3_kl
+from hacrl.algorithms.ops import k3_kl, truncated_importance
 from hacrl.config import AgentConfig
 from hacrl.encode import Batch, collate, micro_batches
 from hacrl.errors import NonFiniteError
@@ -95,7 +95,8 @@ class Learner:
             # Its warm-up begins at 0, and a step whose rollouts move nothing would be wasted.
             self._advance_schedule()
         self.recomputes_old_logprobs = agent.old_logprobs == "learner" or (
-            agent.old_logprobs == "auto" and policy.compute_dtype is not torch.float32
+            agent.old_logprobs == "auto"
+            and (policy.compute_dtype is not torch.float32 or agent.sampler_correction is not None)
         )
         # Of the rows with an advantage, the share that a band or clip kept still when last seen.
         self.still_share: dict[RowKind, float] = {"own": 0.0, "foreign": 0.0}
@@ -111,7 +112,7 @@ class Learner:
         metrics = Metrics()
         ratios: dict[RolloutKey, float] = {}
         if self.recomputes_old_logprobs:
-            samples = self._with_own_logprobs(samples)
+            samples = self._with_own_logprobs(samples, metrics)
         metrics.total("rows", len(samples))
         metrics.total("rows_still", 0)
         updates = 0
@@ -270,8 +271,12 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
 
     @torch.no_grad()
-    def _with_own_logprobs(self, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
-        """Replace own rows' old log-probabilities by the learner's, so that rounding does not look like a ratio."""
+    def _with_own_logprobs(self, samples: Sequence[TrainingSample], metrics: Metrics) -> list[TrainingSample]:
+        """Replace own rows' old log-probabilities by the learner's, so that rounding does not look like a ratio.
+
+        With `sampler_correction` a row is also weighed by how likely the learner finds it against its sampler. Every
+        objective is proportional to the advantage, for weights above 0 also through `min()`, so the advantage takes it.
+        """
         result = {id(sample): sample for sample in samples}
         own = [sample for sample in samples if sample.own and self._carries_gradient(sample)]
         with self.policy.active():
@@ -280,10 +285,20 @@ class Learner:
                 logprobs_BT, _ = self.policy.token_logprobs(
                     batch.input_ids_BT, batch.attention_mask_BT, batch.mask_BT, temperature=self.temperature
                 )
-                for sample, values, mask in zip(micro, logprobs_BT, batch.mask_BT, strict=True):
+                weight_B = torch.ones(len(micro))
+                if (cap := self.agent.sampler_correction) is not None:
+                    weight_B = truncated_importance(logprobs_BT, batch.author_logprobs_BT, batch.mask_BT, cap=cap)
+                    metrics.mean("sampler/weight_mean", float(weight_B.mean()), len(micro))
+                    metrics.mean("sampler/capped_share", float((weight_B >= cap).float().mean()), len(micro))
+                for sample, values, mask, weight in zip(
+                    micro, logprobs_BT, batch.mask_BT, weight_B.tolist(), strict=True
+                ):
                     logprobs = values[mask].tolist()
                     result[id(sample)] = dataclasses.replace(
-                        sample, author_logprobs=tuple(logprobs), author_mean_logprob=sum(logprobs) / len(logprobs)
+                        sample,
+                        author_logprobs=tuple(logprobs),
+                        author_mean_logprob=sum(logprobs) / len(logprobs),
+                        advantage=sample.advantage * weight,
                     )
         return list(result.values())
 

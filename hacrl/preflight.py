@@ -11,6 +11,7 @@ from hacrl.config import RunConfig, TaskSourceConfig
 from hacrl.encode import Encoder
 from hacrl.errors import ConfigError, HacrlError
 from hacrl.rewards import RewardSet, RewardSpec, load_rewards
+from hacrl.sampling.interpreter import missing_vllm
 from hacrl.tasks import load_tasks, overlap
 from hacrl.types import Task
 
@@ -69,6 +70,7 @@ def prepare(config: RunConfig) -> Prepared:
                     f"= {longest}, but the model's context holds {encoder.context_length} tokens; lower "
                     f"sampling.max_prompt_tokens or {option if '.' in option else f'sampling.{option}'}"
                 )
+    problems += _missing_engines(config)
     dropped: dict[str, int] = {}
     loaded = {name: encoder for name, encoder in encoders.items() if encoder is not None}
     for name, source in sources.items():
@@ -105,6 +107,21 @@ def prepare(config: RunConfig) -> Prepared:
         encoders={name: encoder for name, encoder in encoders.items() if encoder is not None},
         dropped_tasks=dropped,
     )
+
+
+def _missing_engines(config: RunConfig) -> list[str]:
+    agents = [agent for agent in config.agents if config.sampling_of(agent).engine == "vllm"]
+    if not agents:
+        return []
+    reason = missing_vllm(config.sampling.vllm.python)
+    if reason is None:
+        return []
+    names = ", ".join(agent.name for agent in agents)
+    problem = (
+        f"sampling.vllm.python: {reason}, but {names} should sample with it; give the interpreter of an environment "
+        f"with vLLM (docs/vllm.md tells how to make one), or use sampling.engine: transformers"
+    )
+    return [problem]
 
 
 def _check_columns(rewards: RewardSet, tasks: list[Task], name: str) -> None:

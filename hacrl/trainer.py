@@ -76,7 +76,13 @@ def training_steps(
         ) as verifier,
     ):
         with clock.phase("load"):
-            fleet = LocalFleet(config, prepared.encoders, algorithm, dump_directory=directory.path / "nonfinite")
+            fleet = LocalFleet(
+                config,
+                prepared.encoders,
+                algorithm,
+                dump_directory=directory.path / "nonfinite",
+                log_directory=directory.path / "engines",
+            )
         try:
             made = False
             for record in _steps(config, prepared, directory, verifier, fleet, algorithm, stop, clock):

@@ -321,7 +321,7 @@ def test_a_configuration_cannot_be_changed_after_validation() -> None:
         ({"reward": [{"function": "math", "wieght": 1}]}, "reward.0.wieght: unknown option; did you mean 'weight'?"),
         ({"algorithm": {"name": "hacpo", "alfa": 1}}, "algorithm.alfa: unknown option; did you mean 'alpha'?"),
         ({"algorithm": {"name": "gspo", "alpha": 1}}, "algorithm.alpha: unknown option; known here: clip_high, clip_low, epsilon, name"),
-        ({"sampling": {"top_p": 1}}, "sampling.top_p: unknown option; known here: batch_rows, max_new_tokens, max_prompt_tokens, temperature"),
+        ({"sampling": {"top_p": 1}}, "sampling.top_p: unknown option; known here: batch_rows, engine, max_new_tokens, max_prompt_tokens, temperature, vllm"),
         ({"exchange": {"to_long": "drop"}}, "exchange.to_long: unknown option; did you mean 'too_long'?"),
         ({"verification": {"time_limit": 1}}, "verification.time_limit: unknown option; did you mean 'time_limit_s'?"),
         ({"evaluation": {"evry": 1}}, "evaluation.evry: unknown option; did you mean 'every'?"),

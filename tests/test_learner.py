@@ -171,6 +171,26 @@ def test_recomputed_old_logprobs_remove_the_samplers_rounding(model: Path, tmp_p
     assert fixed < 1e-6
 
 
+def test_a_samplers_gap_weighs_own_rows_up_to_the_cap(model: Path, tmp_path: Path) -> None:
+    """A sampler that found each token 1.5 times less likely than the learner does: the gradient grows by 1.5."""
+    rows = [
+        dataclasses.replace(row, author_logprobs=tuple(value - math.log(1.5) for value in row.author_logprobs))
+        for row in sampled_rows(build(model, tmp_path), own=6, foreign=0)
+        if row.author_logprobs is not None
+    ]
+
+    def metrics(**options: Any) -> dict[str, float]:
+        return build(model, tmp_path, **options).update(rows, step=1).metrics.values()
+
+    plain = metrics(old_logprobs="learner")
+    for cap, weight, capped in ((10.0, 1.5, 0.0), (1.2, 1.2, 1.0)):
+        weighed = metrics(sampler_correction=cap)
+        assert weighed["grad_norm"] == pytest.approx(weight * plain["grad_norm"], rel=1e-4)
+        assert weighed["sampler/weight_mean"] == pytest.approx(weight, rel=1e-5)
+        assert weighed["sampler/capped_share"] == capped
+        assert weighed["own_ratio_error"] < 1e-6
+
+
 def test_a_step_without_any_gradient_moves_nothing(model: Path, tmp_path: Path) -> None:
     learner = build(model, tmp_path)
     rows = sampled_rows(learner)

@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 from tiny_runs import many_letters, run_config
 
+from hacrl.config import AgentConfig, VllmConfig
+from hacrl.policy import load_policies
+from hacrl.sampling.sampler import SampledTokens
+from hacrl.sampling.vllm_sampler import VllmSampler
 from hacrl.trainer import training_steps
 
 PAGE = Path(__file__).parents[1] / "docs/metrics.md"
@@ -58,7 +62,7 @@ def emitted(tiny_models: Mapping[str, Path], tmp_path_factory: pytest.TempPathFa
     folder = tmp_path_factory.mktemp("runs")
     hacpo = run_config(tiny_models, folder / "hacpo", steps=2, reward=f"{HERE}:with_answers")
     for agent in hacpo["agents"]:
-        agent["kl_coefficient"] = 0.01
+        agent |= {"kl_coefficient": 0.01, "sampler_correction": 2.0}
     grpo = run_config(tiny_models, folder / "grpo", steps=1, algorithm="grpo")
     solved = run_config(tiny_models, folder / "solved", steps=1, reward=f"{HERE}:always")
     return {
@@ -66,7 +70,16 @@ def emitted(tiny_models: Mapping[str, Path], tmp_path_factory: pytest.TempPathFa
         for config in (hacpo, grpo, solved)
         for record in training_steps({**config, "export": "none"})
         for name in record.metrics
-    }
+    } | engine_metrics(tiny_models["qwen"])
+
+
+def engine_metrics(model: Path) -> set[str]:
+    """What only an engine writes, without starting one."""
+    policy = load_policies([AgentConfig(name="a", model=str(model))], seed=0)["a"]
+    settings = VllmConfig(mismatch_limit=1e6)
+    sampler = VllmSampler("a", policy, settings, stop_token_ids=(), batch_rows=1, longest_row=8, log=None)
+    sampler._compare([((5,), SampledTokens(token_ids=(6,), logprobs=(-1.0,), finish_reason="stop"))], 1.0, 1.0)
+    return {f"agent/<agent>/{name}" for name in sampler.metrics.values()}
 
 
 def test_every_metric_of_a_run_is_documented(emitted: set[str]) -> None:

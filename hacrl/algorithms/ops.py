@@ -62,6 +62,31 @@ def k3_kl(logprobs_BT: Tensor, reference_logprobs_BT: Tensor, mask_BT: Tensor) -
     return masked_mean(torch.expm1(difference_BT) - difference_BT, counted_BT)
 
 
+@torch.no_grad()
+def truncated_importance(logprobs_BT: Tensor, sampler_logprobs_BT: Tensor, mask_BT: Tensor, *, cap: float) -> Tensor:
+    """Weight of a row for the gap between the policy that is trained and the program that sampled from it.
+
+        w = min(exp(mean_t (log pi_learner,old - log pi_sampler)), cap)
+
+    Both are of the same weights and the same tokens; they differ where the sampler computes in another way. The mean
+    over tokens (a geometric mean of ratios) is the scale of the sequence ratio `s` that the row's objective is made of.
+
+    logprobs_BT          (B, T) of the learner before its first update; receives no gradient.
+    sampler_logprobs_BT  (B, T) as sampled.
+    mask_BT              (B, T); non-zero = counts.
+    cap                  largest weight, above 0.
+    Returns              (B,); min(1, cap) for a row whose mask is empty.
+    Raises               ValueError if shapes or dtypes do not fit.
+    Source               truncated importance sampling: E. L. Ionides, J. Comput. Graph. Stat. 17, 2008.
+    """
+    check_rows(logprobs_BT, mask_BT)
+    check_shape("sampler_logprobs_BT", sampler_logprobs_BT, tuple(logprobs_BT.shape))
+    counted_BT = mask_BT.bool()
+    # Hidden places may be NaN on either side.
+    gap_BT = torch.where(counted_BT, logprobs_BT, 0.0) - torch.where(counted_BT, sampler_logprobs_BT, 0.0)
+    return masked_mean(gap_BT, counted_BT).exp().clamp(max=cap)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupStatistics:
     """Statistics of the rewards present in a group (X: any leading axes).

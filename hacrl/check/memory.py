@@ -103,6 +103,8 @@ def _estimate(config: RunConfig, agent: AgentConfig, bases: dict[tuple[Any, ...]
     longest = limits.max_prompt_tokens + limits.max_new_tokens
     rows_asked = config.prompts_per_step * config.group_size_of(agent)
     rows = min(limits.batch_rows, rows_asked) if rows_asked else limits.batch_rows
+    if limits.engine == "vllm":
+        rows = 0  # decoded by another process, in the share of memory that it is given
     # A row above the budget is a micro-batch of its own.
     tokens = max(agent.micro_batch_tokens, longest)
     # Under autocast, half precision copies of the weights in use are kept until the backward pass is over.

@@ -4,6 +4,7 @@ from hacrl.config.loading import load_config
 from hacrl.config.options import (
     AgentConfig,
     AgentSamplingConfig,
+    AgentVllmConfig,
     AlgorithmConfig,
     CheckpointConfig,
     DatasetConfig,
@@ -24,11 +25,13 @@ from hacrl.config.options import (
     TasksConfig,
     TaskSourceConfig,
     VerificationConfig,
+    VllmConfig,
 )
 
 __all__ = [
     "AgentConfig",
     "AgentSamplingConfig",
+    "AgentVllmConfig",
     "AlgorithmConfig",
     "CheckpointConfig",
     "DatasetConfig",
@@ -49,5 +52,6 @@ __all__ = [
     "TaskSourceConfig",
     "TasksConfig",
     "VerificationConfig",
+    "VllmConfig",
     "load_config",
 ]

@@ -7,6 +7,9 @@ import math
 
 from hacrl.config.options import AgentConfig, HacpoConfig, NaiveConfig, RunConfig
 
+# vLLM raises lower temperatures to this without an error.
+VLLM_LOWEST_TEMPERATURE = 0.01
+
 
 def impossible_combinations(config: RunConfig) -> list[str]:
     """Faults that no single field shows; each line names the place, the value and the remedy."""
@@ -27,6 +30,17 @@ def impossible_combinations(config: RunConfig) -> list[str]:
                 f"{place}: role is {agent.role}, so kl_coefficient has no effect, for it counts own rows that are "
                 f"trained on; leave it out or use role: both"
             )
+        if agent.sampler_correction is not None and agent.role != "both":
+            problems.append(
+                f"{place}: role is {agent.role}, so sampler_correction has no effect, for it weighs own rows that are "
+                f"trained on; leave it out or use role: both"
+            )
+        elif agent.sampler_correction is not None and agent.old_logprobs == "sampler":
+            problems.append(
+                f"{place}: sampler_correction weighs by the learner's own old log-probabilities, and old_logprobs: "
+                f"sampler asks for none; use old_logprobs: auto or learner"
+            )
+        problems += _vllm_faults(config, agent, place)
         for author in agent.learns_from or []:
             if author not in names:
                 close = difflib.get_close_matches(author, names, n=1)
@@ -69,6 +83,28 @@ def impossible_combinations(config: RunConfig) -> list[str]:
             f"prompts_per_minibatch: {config.prompts_per_minibatch} is more than prompts_per_step "
             f"({config.prompts_per_step}); lower it or leave it out"
         )
+    return problems
+
+
+def _vllm_faults(config: RunConfig, agent: AgentConfig, place: str) -> list[str]:
+    sampling = config.sampling_of(agent)
+    if sampling.engine != "vllm":
+        return []
+    problems = []
+    if agent.trust_remote_code:
+        problems.append(
+            f"{place}: trust_remote_code, but vLLM brings models of its own and is given weights only; use "
+            f"sampling.engine: transformers for this agent"
+        )
+    for option, temperature in (
+        ("sampling.temperature", sampling.temperature),
+        ("evaluation.temperature", config.evaluation.temperature),
+    ):
+        if 0 < temperature < VLLM_LOWEST_TEMPERATURE:
+            problems.append(
+                f"{place}: {option} is {temperature:g}, and vLLM samples at {VLLM_LOWEST_TEMPERATURE:g} whatever lies "
+                f"below; raise it, or use sampling.engine: transformers"
+            )
     return problems
 
 

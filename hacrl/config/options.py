@@ -70,8 +70,46 @@ AlgorithmConfig = Annotated[HacpoConfig | GspoConfig | GrpoConfig | NaiveConfig,
 # ---------------------------------------------------------------- agents
 
 
+class VllmConfig(_Section):
+    """The engine `vllm`: a vLLM process for each agent, given the agent's weights before it samples (docs/vllm.md)."""
+
+    python: str | None = Field(
+        None, description="Interpreter of the environment that has vLLM; the one that runs hacrl if left out."
+    )
+    memory_share: float = Field(
+        0.3, gt=0, le=1, description="Share of the GPU's memory for one engine: its weights and KV cache."
+    )
+    tensor_parallel_size: int = Field(1, ge=1, description="GPUs of one engine, counted from the agent's `device` on.")
+    enforce_eager: bool = Field(
+        False, description="No compilation and no CUDA graphs: starts faster, samples more slowly. On a CPU always so."
+    )
+    sleep: bool = Field(
+        True, description="On a GPU: give the engine's memory back between samplings (weights wait in main memory)."
+    )
+    mismatch_limit: float | None = Field(
+        None,
+        gt=0,
+        description="Largest mean difference, in nats per token, between the engine's and the learner's "
+        "log-probabilities of the same tokens; 0.001 in float32 and 0.05 otherwise if left out.",
+    )
+    on_mismatch: Literal["error", "warn"] = Field("error", description="Above the limit: end the run, or go on.")
+
+
+class AgentVllmConfig(_Section):
+    """One agent's departures from the run's `sampling.vllm`; what is left out is inherited."""
+
+    memory_share: float | None = Field(None, gt=0, le=1, description="See sampling.vllm.memory_share.")
+    tensor_parallel_size: int | None = Field(None, ge=1, description="See sampling.vllm.tensor_parallel_size.")
+    mismatch_limit: float | None = Field(None, gt=0, description="See sampling.vllm.mismatch_limit.")
+
+
 class SamplingConfig(_Section):
     """How rollouts for training are sampled. Training uses the plain tempered distribution: no top-p, no top-k."""
+
+    engine: Literal["transformers", "vllm"] = Field(
+        "transformers", description="What samples: the model in this process, or a vLLM process for each agent."
+    )
+    vllm: VllmConfig = Field(default_factory=VllmConfig, description="Settings of the engine `vllm`.")
 
     temperature: float = Field(1.0, description="Logits are divided by this, in sampler and learner alike; above 0.")
     max_prompt_tokens: int = Field(1024, ge=1, description="Longest prompt, in the agent's own tokens.")
@@ -81,6 +119,9 @@ class SamplingConfig(_Section):
 
 class AgentSamplingConfig(_Section):
     """One agent's departures from the run's `sampling`; what is left out is inherited."""
+
+    engine: Literal["transformers", "vllm"] | None = Field(None, description="See sampling.engine.")
+    vllm: AgentVllmConfig = Field(default_factory=AgentVllmConfig, description="Departures from `sampling.vllm`.")
 
     temperature: float | None = Field(None, description="See sampling.temperature.")
     max_prompt_tokens: int | None = Field(None, ge=1, description="See sampling.max_prompt_tokens.")
@@ -152,7 +193,13 @@ class AgentConfig(_Section):
     old_logprobs: Literal["auto", "sampler", "learner"] = Field(
         "auto",
         description="Own rows' old log-probabilities: the sampler's, or recomputed by the learner before its first "
-        "update. `auto`: the sampler's in float32, the learner's otherwise.",
+        "update. `auto`: the sampler's in float32 with the engine transformers, the learner's otherwise.",
+    )
+    sampler_correction: float | None = Field(
+        None,
+        gt=0,
+        description="Weigh own rows by the learner's over the sampler's probability (per token, geometric mean), at "
+        "most this; none if left out.",
     )
     kl_coefficient: float = Field(0.0, ge=0, description="Weight of the KL to its starting weights, own rows only.")
     group_size: int | None = Field(None, ge=1, description="Answers per prompt; the run's group_size if left out.")
@@ -360,7 +407,9 @@ class RunConfig(_Section):
         return 0 if agent.role == "learner" else (agent.group_size or self.group_size)
 
     def sampling_of(self, agent: AgentConfig) -> SamplingConfig:
-        return self.sampling.model_copy(update=agent.sampling.model_dump(exclude_none=True))
+        departures = agent.sampling.model_dump(exclude_none=True)
+        vllm = self.sampling.vllm.model_copy(update=departures.pop("vllm"))
+        return self.sampling.model_copy(update={**departures, "vllm": vllm})
 
     def authors_for(self, learner: AgentConfig) -> list[str]:
         """Names of the agents whose rollouts this learner uses, itself included where it samples."""

@@ -19,7 +19,13 @@ class LocalFleet:
     """See `Fleet`. Agents whose LoRA adapters sit on the same base model share it in memory."""
 
     def __init__(
-        self, config: RunConfig, encoders: Mapping[str, Encoder], algorithm: Algorithm, *, dump_directory: Path
+        self,
+        config: RunConfig,
+        encoders: Mapping[str, Encoder],
+        algorithm: Algorithm,
+        *,
+        dump_directory: Path,
+        log_directory: Path | None = None,
     ) -> None:
         keep_freed_memory()
         self.config = config
@@ -33,6 +39,7 @@ class LocalFleet:
                 encoders[agent.name],
                 algorithm,
                 dump_directory=dump_directory,
+                log_directory=log_directory,
             )
             for agent in config.agents
         ]
@@ -77,4 +84,6 @@ class LocalFleet:
                 )
 
     def close(self) -> None:
+        for agent in self.agents:
+            agent.close()
         self.agents = []

@@ -155,3 +155,19 @@ def test_normaliser_must_be_above_zero(value: float) -> None:
 
 def test_normaliser_may_be_below_one() -> None:
     ops.check_normaliser(0.5)
+
+
+@pytest.mark.parametrize("hidden", HIDDEN)
+def test_truncated_importance_is_the_geometric_mean_of_ratios_up_to_the_cap(hidden: float) -> None:
+    learner = tensor([[-1.0, -2.0, hidden], [-1.0, hidden, hidden], [hidden, hidden, hidden]])
+    sampler = tensor([[-1.2, -2.4, hidden], [-3.0, hidden, hidden], [hidden, hidden, hidden]])
+    mask = torch.tensor([[True, True, False], [True, False, False], [False, False, False]])
+    weights = ops.truncated_importance(learner.requires_grad_(), sampler, mask, cap=2.0)
+    assert weights.tolist() == pytest.approx([math.exp(0.3), 2.0, 1.0])
+    assert not weights.requires_grad
+    assert ops.truncated_importance(sampler, learner, mask, cap=0.5).tolist() == pytest.approx([0.5, math.exp(-2), 0.5])
+
+
+def test_truncated_importance_refuses_rows_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match="sampler_logprobs_BT: expected shape"):
+        ops.truncated_importance(torch.zeros(2, 3), torch.zeros(2, 2), torch.ones(2, 3), cap=1.0)
