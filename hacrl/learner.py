@@ -23,6 +23,7 @@ from hacrl.config import AgentConfig
 from hacrl.encode import Batch, collate, micro_batches
 from hacrl.errors import NonFiniteError
 from hacrl.metrics import Metrics
+from hacrl.optimizer import build_optimizer, stepping
 from hacrl.policy import Policy
 from hacrl.seeds import derive_seed
 from hacrl.types import TrainingSample
@@ -76,13 +77,7 @@ class Learner:
         self.seed = seed
         self.dump_directory = dump_directory
         self.parameters = list(policy.trained_parameters().values())
-        self.optimizer = torch.optim.AdamW(
-            self.parameters,
-            lr=agent.learning_rate,
-            betas=(agent.optimizer.beta1, agent.optimizer.beta2),
-            eps=agent.optimizer.eps,
-            weight_decay=agent.optimizer.weight_decay,
-        )
+        self.optimizer = build_optimizer(self.parameters, agent)
         warmup = agent.schedule.warmup_steps
         self.scheduler = get_scheduler(
             # transformers' plain `constant` knows no warm-up.
@@ -133,7 +128,7 @@ class Learner:
                 self._optimizer_step(rows, metrics, step)
                 updates += 1
         metrics.total("updates", updates)
-        metrics.mean("learning_rate", self.optimizer.param_groups[0]["lr"])
+        metrics.mean("learning_rate", float(self.optimizer.param_groups[0]["lr"]))
         self._advance_schedule()
         return Update(metrics=metrics, ratios=ratios)
 
@@ -267,7 +262,8 @@ class Learner:
         metrics.mean("grad_norm", norm)
         metrics.maximum("grad_norm_max", norm)
         metrics.mean("grad_clipped", float(norm > self.agent.max_grad_norm))
-        self.optimizer.step()
+        with stepping(self.policy.device):
+            self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
     @torch.no_grad()

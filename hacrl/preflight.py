@@ -10,6 +10,7 @@ from typing import TypeVar
 from hacrl.config import RunConfig, TaskSourceConfig
 from hacrl.encode import Encoder
 from hacrl.errors import ConfigError, HacrlError
+from hacrl.optimizer import missing_library
 from hacrl.rewards import RewardSet, RewardSpec, load_rewards
 from hacrl.sampling.interpreter import missing_vllm
 from hacrl.tasks import load_tasks, overlap
@@ -57,6 +58,7 @@ def prepare(config: RunConfig) -> Prepared:
         for name, items in tasks.items():
             if items:
                 attempt(partial(_check_columns, rewards, items, name))
+    problems += [reason for agent in config.agents if (reason := missing_library(agent)) is not None]
     for index, agent in enumerate(config.agents):
         encoder, limits = encoders[agent.name], config.sampling_of(agent)
         answers = {"max_new_tokens": limits.max_new_tokens}

@@ -98,6 +98,7 @@ def _estimate(config: RunConfig, agent: AgentConfig, bases: dict[tuple[Any, ...]
         shares_with = None if shares_with == agent.name else shares_with
     else:
         weights = parameters * FLOAT32
+    state = FLOAT32 if agent.optimizer.states == "float32" else 1
     sizes = _Sizes(model.config.get_text_config())
     limits = config.sampling_of(agent)
     longest = limits.max_prompt_tokens + limits.max_new_tokens
@@ -118,14 +119,14 @@ def _estimate(config: RunConfig, agent: AgentConfig, bases: dict[tuple[Any, ...]
         shares_base_with=shares_with,
         weights=weights,
         gradients=trained * FLOAT32,
-        optimizer=2 * trained * FLOAT32,
+        optimizer=2 * trained * state,
         reference=parameters * half if agent.kl_coefficient > 0 and agent.lora is None and trained else 0,
         activations=copies + sizes.activations(tokens, half, checkpointing=agent.gradient_checkpointing)
         if trained
         else 0,
         logits=vocabulary_rows * FLOAT32 * LOGIT_COPIES,
         kv_cache=sizes.kv_cache(rows, longest, half),
-        checkpoint=3 * trained * FLOAT32,
+        checkpoint=trained * (FLOAT32 + 2 * state),
     )
 
 

@@ -147,6 +147,9 @@ class OptimizerConfig(_Section):
     beta2: float = Field(0.999, ge=0, lt=1, description="Decay of the second moment.")
     eps: float = Field(1e-8, gt=0, description="Added to the root of the second moment.")
     weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay.")
+    states: Literal["float32", "int8"] = Field(
+        "float32", description="Type of the two moments: 8 bytes per trained weight, or 2 (needs hacrl[torchao])."
+    )
 
 
 class ScheduleConfig(_Section):

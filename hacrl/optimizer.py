@@ -1,0 +1,46 @@
+"""The optimizer that an agent's configuration names."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from hacrl.config import AgentConfig
+
+
+def missing_library(agent: AgentConfig) -> str | None:
+    """Why the agent's optimizer cannot be built here, with the remedy; None if it can."""
+    if agent.role == "author" or agent.optimizer.states == "float32" or importlib.util.find_spec("torchao"):
+        return None
+    return (
+        f"agent {agent.name}: optimizer.states is {agent.optimizer.states}, which needs torchao: "
+        f"pip install 'hacrl[torchao]', or use float32"
+    )
+
+
+def build_optimizer(parameters: Iterable[nn.Parameter], agent: AgentConfig) -> torch.optim.Optimizer:
+    """AdamW over float32 weights, its two states in float32 or, in blocks of 256, in 8 bits (torchao; Dettmers et al.,
+    arXiv 2110.02861). States of fewer than 4,096 elements stay float32."""
+    settings = agent.optimizer
+    arguments: dict[str, Any] = {
+        "lr": agent.learning_rate,
+        "betas": (settings.beta1, settings.beta2),
+        "eps": settings.eps,
+        "weight_decay": settings.weight_decay,
+    }
+    if settings.states == "int8":
+        from torchao.optim import AdamW8bit
+
+        optimizer: torch.optim.Optimizer = AdamW8bit(parameters, **arguments)
+        return optimizer
+    return torch.optim.AdamW(parameters, **arguments)
+
+
+def stepping(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Surrounds an optimizer's step: torchao compiles it for each shape, which on a CPU takes long and gains nothing."""
+    return torch.compiler.set_stance("force_eager") if device.type == "cpu" else contextlib.nullcontext()
