@@ -42,5 +42,5 @@ def build_optimizer(parameters: Iterable[nn.Parameter], agent: AgentConfig) -> t
 
 
 def stepping(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Surrounds an optimizer's step: torchao compiles it for each shape, which on a CPU takes long and gains nothing."""
+    """Surrounds an optimizer's step: torchao compiles it for each shape, which on a CPU costs more than it gains."""
     return torch.compiler.set_stance("force_eager") if device.type == "cpu" else contextlib.nullcontext()
