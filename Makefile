@@ -82,4 +82,6 @@ vllm: .venv/.installed-dev .venv-vllm/.installed
 
 .venv/.installed-dev: pyproject.toml .venv/.pip
 	$(PIP) --build-constraint constraints.txt --editable '.[dev]'
+	@# Beside the environment: transformers would load it in every process, and it warns of what has no GPU.
+	$(PIP) --no-deps --upgrade --target .venv/torchao torchao
 	@touch .venv/.installed $@
