@@ -43,7 +43,11 @@ def main() -> None:
             batch_rows=options.prompts * options.answers,
         )
         alone = dataclasses.replace(
-            together, models=together.models[:1], method="gspo", answers=2 * options.answers, updates=2
+            together,
+            models=together.models[:1],
+            method="gspo",
+            answers=2 * options.answers,
+            steps=2 * together.steps,
         )
         rounds = []
         with (
@@ -53,8 +57,8 @@ def main() -> None:
             for round_ in range(together.steps):
                 mine = ours.step()
                 # One process stands for both agents: they are the same work, done one after the other.
-                peers = [theirs.step() for _ in range(2)] if round_ < together.steps - 1 else []
-                if round_ == 0 or len(peers) < 2:
+                peers = [theirs.step() for _ in range(2)]
+                if round_ == 0:
                     continue
                 updates = sum(mine["metrics"][f"agent/agent{index}/updates"] for index in range(2))
                 rounds.append(

@@ -50,9 +50,7 @@ class Steps(TrainerCallback):  # type: ignore[misc]
         self.driver.tell(
             {
                 "seconds": seconds,
-                "tokens": sum(entry["completions/mean_length"] for entry in logs)
-                / len(logs)
-                * self.trainer.sampled_rows,
+                "tokens": logs[0]["completions/mean_length"] * self.trainer.sampled_rows,
                 "where": dict(self.seconds),
                 "logs": logs,
                 "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
