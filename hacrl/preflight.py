@@ -1,4 +1,5 @@
-"""Everything that can be checked before a model loads: tasks, rewards, columns, tokenizers, prompt lengths."""
+"""Everything that can be checked before a model loads: tasks, rewards, columns, tokenizers, prompt lengths, and whether
+trackers are installed."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from hacrl.encode import Encoder
 from hacrl.errors import ConfigError, HacrlError
 from hacrl.rewards import RewardSet, RewardSpec, load_rewards
 from hacrl.tasks import load_tasks, overlap
+from hacrl.trackers import missing_libraries
 from hacrl.types import Task
 
 T = TypeVar("T")
@@ -42,6 +44,7 @@ def prepare(config: RunConfig) -> Prepared:
             problems.append(str(error))
             return None
 
+    problems += missing_libraries(config.trackers)
     sources: dict[str, TaskSourceConfig] = {"train": config.tasks.train, **config.tasks.eval}
     if "train" in config.tasks.eval:
         problems.append("tasks.eval: a source is named 'train'; held-out sources need another name")

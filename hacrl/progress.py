@@ -10,13 +10,12 @@ console.print(closing_table(history))
 from __future__ import annotations
 
 import itertools
-import json
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -26,6 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hacrl.config import RunConfig
+from hacrl.run_directory import recorded
 from hacrl.stop import StopRequest
 from hacrl.types import StepRecord
 
@@ -61,8 +61,9 @@ class RunHistory:
 
     def read(self, directory: Path) -> None:
         """Take over what the run directory holds: everything before the step that comes next."""
-        self.evaluations = list(_json_lines(directory / "evaluations.jsonl"))
-        self.metrics = [(line["step"], line) for line in _json_lines(directory / "metrics.jsonl")]
+        lines, evaluations = recorded(directory)
+        self.metrics = [(line["step"], line) for line in lines]
+        self.evaluations = list(evaluations)
 
     def add(self, record: StepRecord) -> None:
         self.metrics.append((record.step, record.metrics))
@@ -472,16 +473,3 @@ def _clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    if not path.exists():
-        return
-    with open(path, encoding="utf-8") as file:
-        for line in file:
-            try:
-                row = json.loads(line)
-            except ValueError:  # a last line that a killed process left half written
-                continue
-            if isinstance(row, dict) and "step" in row:
-                yield cast(dict[str, Any], row)

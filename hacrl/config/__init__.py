@@ -23,7 +23,11 @@ from hacrl.config.options import (
     ScheduleConfig,
     TasksConfig,
     TaskSourceConfig,
+    TensorboardConfig,
+    TrackerConfig,
+    TrackioConfig,
     VerificationConfig,
+    WandbConfig,
 )
 
 __all__ = [
@@ -48,6 +52,10 @@ __all__ = [
     "ScheduleConfig",
     "TaskSourceConfig",
     "TasksConfig",
+    "TensorboardConfig",
+    "TrackerConfig",
+    "TrackioConfig",
     "VerificationConfig",
+    "WandbConfig",
     "load_config",
 ]
