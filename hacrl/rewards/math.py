@@ -154,7 +154,7 @@ def clean(text: str) -> str:
     wrapped = _MATH_SPAN.fullmatch(text)
     if wrapped:
         text = next(group for group in wrapped.groups() if group is not None).strip()
-    text = text.rstrip(".,;:").removeprefix("=").strip()
+    text = text.rstrip(".,;:").removeprefix("=").strip().removeprefix("\\$")
     for percent in ("\\%", "%"):
         text = text.removesuffix(percent).strip()
     text = text.replace("**", "^")
