@@ -138,21 +138,20 @@ def test_synced_folders_and_other_runs_are_left_alone(tiny_models: Mapping[str, 
 @pytest.mark.slow
 def test_a_killed_run_has_each_step_once(tiny_models: Mapping[str, Path], tmp_path: Path) -> None:
     run = tmp_path / "run"
-    config = run_config(tiny_models, run, steps=8, checkpoint={"every": 2}, export="none", trackers=TRACKERS)
+    config = run_config(tiny_models, run, steps=5, checkpoint={"every": 2}, export="none", trackers=TRACKERS)
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump(config))
     command = [sys.executable, "-m", "hacrl.cli", "train", str(path)]
     # W&B's background process of this one would outlive the kill, and call the run's id in use.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_SERVICE")}
-    for last in (3, 6):
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith(f"step {last}/"):
-                process.send_signal(signal.SIGKILL)
-                break
-        _, errors = process.communicate(timeout=300)
-        assert process.returncode == -signal.SIGKILL, errors
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("step 3/"):
+            process.send_signal(signal.SIGKILL)
+            break
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == -signal.SIGKILL, errors
     subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
-    assert list(expected(run)) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert list(expected(run)) == [1, 2, 3, 4, 5]
     assert_same(run)
