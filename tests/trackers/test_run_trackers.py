@@ -48,6 +48,7 @@ def test_a_library_that_refuses_is_told_before_models_load(
     def refuse(*_: Any) -> None:
         raise RuntimeError("no API key")
 
+    monkeypatch.setattr("hacrl.preflight.missing_libraries", lambda _: [])
     monkeypatch.setattr("hacrl.trackers.run_trackers._start", refuse)
     monkeypatch.setattr("hacrl.trainer.LocalFleet", lambda *_, **__: pytest.fail("a model was loaded"))
     config = run_config(tiny_models, tmp_path / "run", trackers="wandb")
