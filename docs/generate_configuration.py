@@ -47,6 +47,7 @@ Smallest useful file:
 
 Short forms: `reward: math` is a list of one reward function; `algorithm: gspo` is `algorithm: {name: gspo}`, and an
 `algorithm` without a name is hacpo; `tasks.eval` takes one source (then called `eval`) or several by name.
+`trackers: [tensorboard, wandb]` is a list of sections with these names, all else at its default (docs/trackers.md).
 `algorithm: gspo-x2` is read as `gspo` with every group size doubled and prompts_per_minibatch halved: twice the
 rollouts and twice the updates in minibatches of the same size.
 

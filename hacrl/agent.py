@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hacrl.algorithms.algorithm import Algorithm
-from hacrl.config import AgentConfig, RunConfig
+from hacrl.config import AgentConfig, EvaluationConfig, RunConfig
 from hacrl.encode import Encoder, training_samples
 from hacrl.errors import ModelError, RunDirectoryError
 from hacrl.learner import Learner, RolloutKey
@@ -112,9 +112,10 @@ class Agent:
             self._sampling_metrics = self.engine.metrics
         return completions
 
-    def sample_evaluation(self, tasks: Sequence[Task]) -> list[Completion]:
-        """Answers to held-out tasks by the evaluation's own settings; the same random numbers at every evaluation."""
-        evaluation = self.run.evaluation
+    def sample_evaluation(self, tasks: Sequence[Task], settings: EvaluationConfig | None = None) -> list[Completion]:
+        """Answers to held-out tasks by these settings, the run's own if left out; the same random numbers at every
+        evaluation."""
+        evaluation = settings or self.run.evaluation
         return self._complete(
             tasks,
             answers=evaluation.k,

@@ -139,30 +139,57 @@ def check(config: Annotated[Path, typer.Argument(help="YAML configuration.")], o
 
 @app.command(name="eval")
 def evaluate(
-    source: Annotated[Path, typer.Argument(metavar="CONFIG_OR_RUN", help="YAML configuration, or a run's folder.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="A run's folder, a YAML configuration, or (with --benchmark) a model's folder or hub id.",
+        ),
+    ],
     overrides: Overrides = None,
     checkpoint: Annotated[
         str | None, typer.Option(metavar="best|last|STEP", help="Which of a run's checkpoints; last if left out.")
+    ] = None,
+    benchmark: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,...",
+            help="Public sets of tasks: math500, math, gsm8k, aime25, amc23, minerva, olympiadbench.",
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Benchmarks from files here (NAME.jsonl, ...), not from the hub.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use only this many tasks of each set.")] = None,
+    k: Annotated[
+        int | None, typer.Option("--k", min=1, help="Answers to each task; the same as evaluation.k=K.")
     ] = None,
     json_path: Annotated[
         Path | None, typer.Option("--json", metavar="PATH", help="Also write the entries here.")
     ] = None,
 ) -> None:
-    """Measure held-out accuracy: a run's agents at a checkpoint, or a configuration's models as they are."""
+    """Measure accuracy on held-out tasks or public benchmarks (docs/evaluation.md); nothing of a run is changed.
+
+    Sampling is overridden as everything is, e.g. evaluation.temperature=0.6 evaluation.max_new_tokens=16384.
+    """
     console = Console(highlight=False)
     with _told_errors(), _quiet_libraries():
         chosen = None if checkpoint is None else _checkpoint(checkpoint)
-        if not source.is_dir():
-            # Faults of a configuration are told before torch is loaded.
-            from hacrl.config import load_config
+        overrides = [*(overrides or []), *([f"evaluation.k={k}"] if k is not None else [])]
+        names = [name.strip() for name in (benchmark or "").split(",") if name.strip()]
+        # Faults of the command line are told before torch is loaded.
+        from hacrl.benchmarks import load_benchmarks
+        from hacrl.config import load_config
 
-            load_config(source, overrides or [])
+        load_benchmarks(names)
+        if not names and not Path(source).is_dir():
+            load_config(source, overrides)
         from hacrl.progress import evaluation_table
         from hacrl.saved_run import evaluate as evaluate_source
 
         _hide_bars()
         with _status(console, "evaluating ..."):
-            entries = evaluate_source(source, overrides or [], checkpoint=chosen)
+            entries = evaluate_source(source, overrides, checkpoint=chosen, benchmarks=names, data=data, limit=limit)
         console.print(evaluation_table(entries))
         if json_path is not None:
             _write_json(json_path, entries)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
@@ -18,7 +20,6 @@ _PACKAGES = (
 
 def describe_start() -> dict[str, Any]:
     """One entry of `starts` in `environment.json`. Loads nothing that is not loaded yet."""
-    versions = {name: _version(name) for name in _PACKAGES}
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": list(sys.argv),
@@ -27,15 +28,17 @@ def describe_start() -> dict[str, Any]:
         "cpu_count": os.cpu_count(),
         "gpus": _gpus(),
         "git": _git(),
-        "packages": {name: version for name, version in versions.items() if version is not None},
+        "packages": versions(_PACKAGES),
     }
 
 
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """The installed versions of those packages that are installed."""
+    found = {}
+    for package in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
 
 
 def _gpus() -> list[str]:

@@ -8,18 +8,25 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hacrl.config import EvaluationConfig
 from hacrl.execution.fleet import Fleet
 from hacrl.rewards import Verifier
 from hacrl.types import Completion, Rollout, Task
 
 
 def evaluate_fleet(
-    fleet: Fleet, verifier: Verifier, splits: Mapping[str, Sequence[Task]], *, step: int
+    fleet: Fleet,
+    verifier: Verifier,
+    splits: Mapping[str, Sequence[Task]],
+    *,
+    step: int,
+    settings: EvaluationConfig | None = None,
 ) -> list[dict[str, Any]]:
-    """One entry per split and agent; see `summarise` for its fields. `step` is the number of finished steps."""
+    """One entry per split and agent; see `summarise` for its fields. `step` is the number of finished steps; sampling
+    is by `settings`, the run's own if left out."""
     entries = []
     for split, tasks in splits.items():
-        completions = fleet.sample_evaluation(tasks)
+        completions = fleet.sample_evaluation(tasks, settings)
         by_id = {task.id: task for task in tasks}
         verdicts = verifier.verify([by_id[item.task_id] for item in completions], [item.text for item in completions])
         rollouts = [
@@ -35,13 +42,13 @@ def evaluate_fleet(
 def summarise(rollouts: Sequence[Rollout]) -> dict[str, Any]:
     """Accuracy of one agent's answers, k for each task.
 
-    `k`, `tasks`; `avg@k`: mean reward over the scored answers of a task, averaged over tasks, with `avg@k_stderr`,
-    its standard error over tasks (tasks are the independent units; a 95 % interval is 1.96 of it each way);
-    `best@k`: the mean over tasks of the best answer's reward; `maj@k`: reward of the most frequent
-    extracted answer (the earliest of equals), a task without any extracted answer counting 0, null where the rewards
-    extract no answers; `truncated_rate`: answers cut by the length limit; `parse_failure_rate`: answers in which no
-    final answer was found, null as for maj@k; `unscored`: answers without a score, which enter no mean;
-    `mean_tokens`: length with the end of sequence.
+    `k`, `tasks`; `avg@k`: mean reward over the scored answers of a task, averaged over tasks; `best@k`: the mean over
+    tasks of the best answer's reward; `maj@k`: reward of the most frequent extracted answer (the earliest of equals),
+    a task without any extracted answer counting 0, null where the rewards extract no answers; with each of the three
+    its `_stderr`, the standard error over tasks, which are the independent units: the k answers to a task are one
+    cluster (a 95 % interval is 1.96 of it each way); `truncated_rate`: answers cut by the length limit;
+    `parse_failure_rate`: answers in which no final answer was found, null as for maj@k; `unscored`: answers without a
+    score, which enter no mean; `mean_tokens`: length with the end of sequence.
     """
     groups: dict[str, list[Rollout]] = {}
     for rollout in rollouts:
@@ -59,14 +66,15 @@ def summarise(rollouts: Sequence[Rollout]) -> dict[str, Any]:
             majorities.append(_majority_reward(scored))
     completions: list[Completion] = [rollout.completion for rollout in rollouts]
     parsed = [rollout.verdict.parsed for rollout in rollouts if rollout.verdict.parsed is not None]
-    count = len(averages)
     return {
         "k": max((len(group) for group in groups.values()), default=0),
         "tasks": len(groups),
-        "avg@k": statistics.fmean(averages) if averages else None,
-        "avg@k_stderr": statistics.stdev(averages) / math.sqrt(count) if count > 1 else None,
-        "best@k": statistics.fmean(bests) if bests else None,
-        "maj@k": statistics.fmean(majorities) if majorities else None,
+        "avg@k": _mean(averages),
+        "avg@k_stderr": _standard_error(averages),
+        "best@k": _mean(bests),
+        "best@k_stderr": _standard_error(bests),
+        "maj@k": _mean(majorities),
+        "maj@k_stderr": _standard_error(majorities),
         "truncated_rate": _mean([completion.finish_reason == "length" for completion in completions]),
         "parse_failure_rate": _mean([not item for item in parsed]),
         "unscored": sum(rollout.verdict.reward is None for rollout in rollouts),
@@ -90,3 +98,7 @@ def _majority_reward(rollouts: Sequence[Rollout]) -> float:
 
 def _mean(values: Sequence[float]) -> float | None:
     return statistics.fmean(values) if values else None
+
+
+def _standard_error(values: Sequence[float]) -> float | None:
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None

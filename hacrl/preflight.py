@@ -1,4 +1,5 @@
-"""Everything that can be checked before a model loads: tasks, rewards, columns, tokenizers, prompt lengths."""
+"""Everything that can be checked before a model loads: tasks, rewards, columns, tokenizers, prompt lengths, and whether
+trackers are installed."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from hacrl.optimizer import missing_library
 from hacrl.rewards import RewardSet, RewardSpec, load_rewards
 from hacrl.sampling.interpreter import missing_vllm
 from hacrl.tasks import load_tasks, overlap
+from hacrl.trackers import missing_libraries
 from hacrl.types import Task
 
 T = TypeVar("T")
@@ -33,8 +35,11 @@ class Prepared:
     dropped_tasks: Mapping[str, int]
 
 
-def prepare(config: RunConfig) -> Prepared:
-    """Load tasks, rewards and tokenizers and check them against each other; all faults in one `ConfigError`."""
+def prepare(config: RunConfig, *, training: bool = True) -> Prepared:
+    """Load tasks, rewards and tokenizers and check them against each other; all faults in one `ConfigError`.
+
+    Without `training` the training tasks are left out, unless held-out tasks are to be compared with them.
+    """
     problems: list[str] = []
 
     def attempt(call: Callable[[], T]) -> T | None:
@@ -44,7 +49,11 @@ def prepare(config: RunConfig) -> Prepared:
             problems.append(str(error))
             return None
 
-    sources: dict[str, TaskSourceConfig] = {"train": config.tasks.train, **config.tasks.eval}
+    compared = any(source.trained_questions == "drop" for source in config.tasks.eval.values())
+    sources: dict[str, TaskSourceConfig] = {"train": config.tasks.train} if training or compared else {}
+    sources |= config.tasks.eval
+    if training:
+        problems += missing_libraries(config.trackers)
     if "train" in config.tasks.eval:
         problems.append("tasks.eval: a source is named 'train'; held-out sources need another name")
     tasks = {name: attempt(partial(load_tasks, source, name=name)) for name, source in sources.items()}
@@ -61,8 +70,9 @@ def prepare(config: RunConfig) -> Prepared:
     problems += [reason for agent in config.agents if (reason := missing_library(agent)) is not None]
     for index, agent in enumerate(config.agents):
         encoder, limits = encoders[agent.name], config.sampling_of(agent)
-        answers = {"max_new_tokens": limits.max_new_tokens}
-        if config.tasks.eval and config.evaluation.max_new_tokens is not None:
+        evaluates = config.tasks.eval and config.evaluation.max_new_tokens is not None
+        answers = {"max_new_tokens": limits.max_new_tokens} if training or not evaluates else {}
+        if evaluates and config.evaluation.max_new_tokens is not None:
             answers["evaluation.max_new_tokens"] = config.evaluation.max_new_tokens
         for option, tokens in answers.items():
             longest = limits.max_prompt_tokens + tokens
@@ -81,7 +91,7 @@ def prepare(config: RunConfig) -> Prepared:
             kept = attempt(partial(_within_limits, config, items, source, loaded, name))
             dropped[name] = len(items) - len(kept) if kept is not None else 0
             tasks[name] = kept
-    train = tasks["train"]
+    train = tasks.get("train")
     for name, source in config.tasks.eval.items():
         items = tasks.get(name)
         if train is not None and items is not None and source.trained_questions == "drop":
@@ -93,17 +103,16 @@ def prepare(config: RunConfig) -> Prepared:
                     f"tasks.eval.{name}: all {len(items)} questions are training questions, and trained_questions: "
                     f"drop leaves none; use other tasks, or another seed far from the training one"
                 )
-    if train is not None and len(train) < config.prompts_per_step:
+    if training and train is not None and len(train) < config.prompts_per_step:
         problems.append(
             f"prompts_per_step: {config.prompts_per_step}, but tasks.train has {len(train)} usable task(s); a step "
             f"uses each task at most once: lower it or give more tasks"
         )
     if problems:
         raise ConfigError(problems)
-    assert train is not None
     assert rewards is not None
     return Prepared(
-        train=train,
+        train=train or [],
         evaluation={name: items for name, items in tasks.items() if name != "train" and items is not None},
         rewards=rewards,
         encoders={name: encoder for name, encoder in encoders.items() if encoder is not None},

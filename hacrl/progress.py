@@ -10,13 +10,12 @@ console.print(closing_table(history))
 from __future__ import annotations
 
 import itertools
-import json
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -26,6 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hacrl.config import RunConfig
+from hacrl.run_directory import recorded
 from hacrl.stop import StopRequest
 from hacrl.types import StepRecord
 
@@ -61,8 +61,9 @@ class RunHistory:
 
     def read(self, directory: Path) -> None:
         """Take over what the run directory holds: everything before the step that comes next."""
-        self.evaluations = list(_json_lines(directory / "evaluations.jsonl"))
-        self.metrics = [(line["step"], line) for line in _json_lines(directory / "metrics.jsonl")]
+        lines, evaluations = recorded(directory)
+        self.metrics = [(line["step"], line) for line in lines]
+        self.evaluations = list(evaluations)
 
     def add(self, record: StepRecord) -> None:
         self.metrics.append((record.step, record.metrics))
@@ -416,23 +417,27 @@ def _training_table(history: RunHistory) -> RenderableType:
 
 
 def evaluation_table(entries: Sequence[Evaluation]) -> RenderableType:
-    """Every figure of one evaluation; `avg@k` with its 95 % interval over tasks."""
+    """Every figure of one evaluation; accuracies with their 95 % intervals over tasks."""
     several = len({entry["split"] for entry in entries}) > 1
     unscored = any(entry["unscored"] for entry in entries)
-    k = entries[0]["k"] if entries else 0
-    table = Table(box=box.SIMPLE_HEAD, title=f"{k} answers to each task", title_justify="left", pad_edge=False)
+    counts = {entry["k"] for entry in entries}
+    k = str(counts.pop()) if len(counts) == 1 else "k"
+    # Of one answer, the best and the most frequent are the same.
+    accuracies = ["avg@k"] if k == "1" else ["avg@k", "best@k", "maj@k"]
+    title = "k answers to each task" if k == "k" else f"{k} answer{'s' if k != '1' else ''} to each task"
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
     table.add_column("agent", no_wrap=True, overflow="ellipsis", max_width=24)
     if several:
         table.add_column("source", no_wrap=True, overflow="ellipsis", max_width=16)
-    names = ("tasks", f"avg@{k}", f"best@{k}", f"maj@{k}", "cut off", "no answer", "tokens")
-    for name in (*names, "unscored") if unscored else names:
+    names = ["tasks", *(["k"] if k == "k" else []), *(name.replace("@k", f"@{k}") for name in accuracies)]
+    names += ["cut off", "no answer", "tokens", *(["unscored"] if unscored else [])]
+    for name in names:
         table.add_column(name, justify="right", no_wrap=name.startswith("avg"))
     for entry in entries:
         cells: list[Text | str] = [
             str(entry["tasks"]),
-            _accuracy(entry),
-            _number(entry["best@k"]),
-            _number(entry["maj@k"]),
+            *([str(entry["k"])] if k == "k" else []),
+            *(_accuracy(entry, name) for name in accuracies),
             _number(entry["truncated_rate"], "{:.0%}"),
             _number(entry["parse_failure_rate"], "{:.0%}"),
             _number(entry["mean_tokens"], "{:.0f}"),
@@ -443,11 +448,12 @@ def evaluation_table(entries: Sequence[Evaluation]) -> RenderableType:
     return table
 
 
-def _accuracy(entry: Evaluation | None) -> Text:
-    if entry is None or entry["avg@k"] is None:
+def _accuracy(entry: Evaluation | None, name: str = "avg@k") -> Text:
+    if entry is None or entry[name] is None:
         return Text("-")
-    error = entry["avg@k_stderr"]
-    return Text(_number(entry["avg@k"]) + (f" ± {_number(1.96 * error)}" if error is not None else ""))
+    # Runs of earlier versions have no error of best@k and maj@k.
+    error = entry.get(f"{name}_stderr")
+    return Text(_number(entry[name]) + (f" ± {_number(1.96 * error)}" if error is not None else ""))
 
 
 def _change(start: Evaluation | None, end: Evaluation | None) -> Text:
@@ -472,16 +478,3 @@ def _clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    if not path.exists():
-        return
-    with open(path, encoding="utf-8") as file:
-        for line in file:
-            try:
-                row = json.loads(line)
-            except ValueError:  # a last line that a killed process left half written
-                continue
-            if isinstance(row, dict) and "step" in row:
-                yield cast(dict[str, Any], row)

@@ -19,7 +19,7 @@ import re
 import secrets
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
@@ -309,6 +309,12 @@ class RunDirectory:
 # ---------------------------------------------------------------- reading what is there
 
 
+def recorded(path: str | Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The lines of `metrics.jsonl` and of `evaluations.jsonl`; a half-written last line is left out."""
+    metrics, evaluations = (list(_lines(Path(path) / name)) for name in (_METRICS, _EVALUATIONS))
+    return metrics, evaluations
+
+
 def saved_checkpoints(path: str | Path) -> CheckpointStore:
     """The checkpoints of a run's folder, to read from (evaluation, export). Takes no lock and changes nothing.
 
@@ -372,7 +378,10 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 
 def _last_step(metrics: Path) -> int:
-    if not metrics.exists():
-        return 0
-    with open(metrics, "rb") as file:
-        return max((row["step"] for row in map(_parse, file) if row is not None), default=0)
+    return max((row["step"] for row in _lines(metrics)), default=0)
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    if path.exists():
+        with open(path, "rb") as file:
+            yield from (row for row in map(_parse, file) if row is not None)

@@ -23,8 +23,10 @@ def step_metrics(
     capability_A: Tensor,
     updates: Mapping[str, AgentUpdate],
     seconds: Mapping[str, float],
+    tracker_failures: Mapping[str, int],
 ) -> dict[str, float]:
-    """Names: `agent/<name>/...`, `pair/<learner>/<author>/...`, `time/...`, and totals of the step."""
+    """Names: `agent/<name>/...`, `pair/<learner>/<author>/...`, `trackers/<name>/...`, `time/...`, and totals of the
+    step."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     tokens = sum(len(rollout.completion.token_ids) for rollout in rollouts)
     metrics: dict[str, float] = {"rollouts": len(rollouts), "tokens_sampled": tokens}
@@ -43,6 +45,7 @@ def step_metrics(
         for author, name in enumerate(other.name for other in config.agents):
             if name != agent.name and name in config.authors_for(agent):
                 metrics[f"pair/{agent.name}/{name}/omega"] = float(credit.ratio_LA[learner, author])
+    metrics |= {f"trackers/{name}/failures": count for name, count in tracker_failures.items()}
     metrics |= {f"time/{name}": value for name, value in seconds.items()}
     if seconds.get("sample"):
         metrics["time/tokens_sampled_per_s"] = tokens / seconds["sample"]

@@ -30,6 +30,7 @@ from hacrl.run_directory import RunDirectory
 from hacrl.step_metrics import rollout_rows, step_metrics
 from hacrl.stop import StopRequest
 from hacrl.tasks import batch
+from hacrl.trackers import RunTrackers
 from hacrl.types import Completion, Rollout, RolloutGroup, StepRecord, Task
 
 
@@ -48,7 +49,7 @@ def training_steps(
     stop: StopRequest | None = None,
     on_phase: Callable[[str], None] | None = None,
 ) -> Iterator[StepRecord]:
-    """The records of a run, one per step, each yielded once it is on disk.
+    """The records of a run, one per step, each yielded once it is on disk and with the configured trackers.
 
     A run directory that holds an unfinished run of the same configuration is continued from its latest checkpoint,
     exactly as if it had not been interrupted. `stop` ends the run at the next safe point, with a checkpoint. Closing
@@ -74,6 +75,7 @@ def training_steps(
             workers=config.verification.workers,
             time_limit_s=config.verification.time_limit_s,
         ) as verifier,
+        RunTrackers.open(config, directory) as trackers,
     ):
         with clock.phase("load"):
             fleet = LocalFleet(
@@ -85,9 +87,12 @@ def training_steps(
             )
         try:
             made = False
-            for record in _steps(config, prepared, directory, verifier, fleet, algorithm, stop, clock):
+            steps = _steps(config, prepared, directory, verifier, fleet, algorithm, stop, clock, trackers.failures)
+            for record in steps:
                 made = True
+                trackers.record(record)
                 yield record
+            trackers.catch_up()
             exported = directory.path / "agents"
             # A finished run that is started again keeps what it exported, unless a kill left some of it out.
             missing = any(agent.role != "author" and not (exported / agent.name).exists() for agent in config.agents)
@@ -107,6 +112,7 @@ def _steps(
     algorithm: Algorithm,
     stop: StopRequest,
     clock: Clock,
+    tracker_failures: Mapping[str, int],
 ) -> Iterator[StepRecord]:
     capability = build_capability_tracker(config)
     allowed_LA = allowed_authors(config)
@@ -134,7 +140,7 @@ def _steps(
         record = StepRecord(
             step=step,
             steps=config.steps,
-            metrics=step_metrics(config, groups, credit, capability.estimate(), updates, clock.lap()),
+            metrics=step_metrics(config, groups, credit, capability.estimate(), updates, clock.lap(), tracker_failures),
             rollouts=tuple(rollout_rows(groups, fleet.names, credit, updates)),
             evaluation=tuple(evaluation),
         )

@@ -52,6 +52,7 @@ def documented() -> set[str]:
 def generic(name: str) -> str:
     """A metric's name with the configuration's names replaced by what stands for them on the page."""
     name = re.sub(r"^agent/[^/]+/", "agent/<agent>/", name)
+    name = re.sub(r"^trackers/[^/]+/", "trackers/<tracker>/", name)
     name = re.sub(r"^pair/[^/]+/[^/]+/", "pair/<learner>/<author>/", name)
     return re.sub(r"reward/function/[^/]+", "reward/function/<function>", name)
 
@@ -64,7 +65,7 @@ def emitted(tiny_models: Mapping[str, Path], tmp_path_factory: pytest.TempPathFa
     for agent in hacpo["agents"]:
         agent |= {"kl_coefficient": 0.01, "sampler_correction": 2.0}
     grpo = run_config(tiny_models, folder / "grpo", steps=1, algorithm="grpo")
-    solved = run_config(tiny_models, folder / "solved", steps=1, reward=f"{HERE}:always")
+    solved = run_config(tiny_models, folder / "solved", steps=1, reward=f"{HERE}:always", trackers="tensorboard")
     return {
         generic(name)
         for config in (hacpo, grpo, solved)

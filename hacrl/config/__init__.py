@@ -24,8 +24,12 @@ from hacrl.config.options import (
     ScheduleConfig,
     TasksConfig,
     TaskSourceConfig,
+    TensorboardConfig,
+    TrackerConfig,
+    TrackioConfig,
     VerificationConfig,
     VllmConfig,
+    WandbConfig,
 )
 
 __all__ = [
@@ -51,7 +55,11 @@ __all__ = [
     "ScheduleConfig",
     "TaskSourceConfig",
     "TasksConfig",
+    "TensorboardConfig",
+    "TrackerConfig",
+    "TrackioConfig",
     "VerificationConfig",
     "VllmConfig",
+    "WandbConfig",
     "load_config",
 ]

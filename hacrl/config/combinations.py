@@ -78,6 +78,12 @@ def impossible_combinations(config: RunConfig) -> list[str]:
         problems.append(
             "tasks.train.trained_questions: drop is for held-out sources; set it in tasks.eval, or leave it out"
         )
+    kinds = [tracker.name for tracker in config.trackers]
+    problems += [
+        f"trackers.{index}: {kind} is there twice; leave one out"
+        for index, kind in enumerate(kinds)
+        if kind in kinds[:index]
+    ]
     if config.prompts_per_minibatch is not None and config.prompts_per_minibatch > config.prompts_per_step:
         problems.append(
             f"prompts_per_minibatch: {config.prompts_per_minibatch} is more than prompts_per_step "

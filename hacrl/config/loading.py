@@ -178,7 +178,7 @@ def _data_path(item: Any, data: Any) -> list[str | int]:
     return path
 
 
-_BRANCHES = {"hacpo", "gspo", "grpo", "naive", *SOURCES}
+_BRANCHES = {"hacpo", "gspo", "grpo", "naive", "tensorboard", "wandb", "trackio", *SOURCES}
 
 
 def _problem(place: str, item: Any) -> str:
@@ -187,12 +187,15 @@ def _problem(place: str, item: Any) -> str:
         return f"{place}: {_unknown_option(item['loc'])}"
     if kind == "missing":
         return f"{place}: required and not given"
+    if kind == "union_tag_not_found":
+        return f"{place}.name: required and not given"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return f"{place}: got {given!r}; must be a mapping of options"
     if kind in ("union_tag_invalid", "literal_error"):
         expected = item["ctx"].get("expected_tags") or item["ctx"].get("expected")
-        if place == "algorithm":
-            place, given = "algorithm.name", given.get("name") if isinstance(given, Mapping) else given
+        if kind == "union_tag_invalid":
+            place, given = f"{place}.name", given.get("name") if isinstance(given, Mapping) else given
+        if place == "algorithm.name":
             expected = f"{expected}, 'gspo-x2'"
         close = difflib.get_close_matches(
             str(given), [part.strip(" '") for part in str(expected).replace(" or ", ",").split(",")], n=1

@@ -352,6 +352,44 @@ class CheckpointConfig(_Section):
     keep_best: bool = Field(True, description="Also keep the one with the best mean held-out avg@k over agents.")
 
 
+# ---------------------------------------------------------------- trackers
+
+
+class TensorboardConfig(_Section):
+    """TensorBoard: event files in `tensorboard/` of the run directory."""
+
+    name: Literal["tensorboard"] = "tensorboard"
+
+
+class WandbConfig(_Section):
+    """Weights & Biases; its local files are in `wandb/` of the run directory."""
+
+    name: Literal["wandb"] = "wandb"
+    project: str = Field("hacrl", min_length=1, description="Project of the run.")
+    entity: str | None = Field(None, description="User or team; the account's own default if left out.")
+    run_name: str | None = Field(None, description="Name shown; the last part of `output` if left out.")
+    mode: Literal["online", "offline"] | None = Field(
+        None,
+        description="`offline` touches no network; `wandb sync` sends later. WANDB_MODE, else online, if left out.",
+    )
+
+
+class TrackioConfig(_Section):
+    """trackio: a local database, in TRACKIO_DIR or trackio's own default folder."""
+
+    name: Literal["trackio"] = "trackio"
+    project: str = Field("hacrl", min_length=1, description="Project of the run.")
+    run_name: str | None = Field(
+        None, description="Name shown, before the run id; the last part of `output` if left out."
+    )
+
+
+TrackerConfig = Annotated[TensorboardConfig | WandbConfig | TrackioConfig, Field(discriminator="name")]
+
+
+# ---------------------------------------------------------------- the whole run
+
+
 class RunConfig(_Section):
     """Agents, tasks, reward and algorithm, and how the loop goes."""
 
@@ -380,6 +418,10 @@ class RunConfig(_Section):
     export: Literal["merged", "adapter", "none"] = Field(
         "merged", description="After the last step, write each learner as a Hugging Face folder; LoRA merged or alone."
     )
+    trackers: list[TrackerConfig] = Field(
+        default_factory=list,
+        description="Where metrics are sent besides the run directory: tensorboard, wandb, trackio.",
+    )
     execution: Literal["local"] = Field("local", description="Where agents live: `local`, all in this process.")
 
     @model_validator(mode="before")
@@ -393,6 +435,11 @@ class RunConfig(_Section):
             reward = [reward]
         if isinstance(reward, list):
             data["reward"] = [{"function": item} if isinstance(item, str) else item for item in reward]
+        trackers = data.get("trackers")
+        if isinstance(trackers, str | Mapping):
+            trackers = [trackers]
+        if isinstance(trackers, list):
+            data["trackers"] = [{"name": item} if isinstance(item, str) else item for item in trackers]
         algorithm = data.get("algorithm")
         if isinstance(algorithm, str):
             algorithm = data["algorithm"] = {"name": algorithm}

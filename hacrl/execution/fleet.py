@@ -8,6 +8,7 @@ from typing import Protocol
 
 from hacrl.agent import AgentUpdate
 from hacrl.algorithms.algorithm import Credit
+from hacrl.config import EvaluationConfig
 from hacrl.types import Completion, RolloutGroup, Task
 
 
@@ -23,8 +24,8 @@ class Fleet(Protocol):
         """Every author's answers to the tasks, each author with its own group size."""
         ...
 
-    def sample_evaluation(self, tasks: Sequence[Task]) -> list[Completion]:
-        """Every agent's answers to held-out tasks, by the evaluation's settings."""
+    def sample_evaluation(self, tasks: Sequence[Task], settings: EvaluationConfig | None = None) -> list[Completion]:
+        """Every agent's answers to held-out tasks, by these settings; by the run's own if left out."""
         ...
 
     def update(self, groups: Sequence[RolloutGroup], credit: Credit, *, step: int) -> Mapping[str, AgentUpdate]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hacrl.agent import Agent, AgentUpdate
 from hacrl.algorithms.algorithm import Algorithm, Credit
-from hacrl.config import RunConfig
+from hacrl.config import EvaluationConfig, RunConfig
 from hacrl.encode import Encoder
 from hacrl.export import export_agent
 from hacrl.policy import load_policies
@@ -48,8 +48,8 @@ class LocalFleet:
     def sample(self, tasks: Sequence[Task], *, step: int) -> list[Completion]:
         return [completion for agent in self.agents for completion in agent.sample(tasks, step=step)]
 
-    def sample_evaluation(self, tasks: Sequence[Task]) -> list[Completion]:
-        return [completion for agent in self.agents for completion in agent.sample_evaluation(tasks)]
+    def sample_evaluation(self, tasks: Sequence[Task], settings: EvaluationConfig | None = None) -> list[Completion]:
+        return [completion for agent in self.agents for completion in agent.sample_evaluation(tasks, settings)]
 
     def update(self, groups: Sequence[RolloutGroup], credit: Credit, *, step: int) -> Mapping[str, AgentUpdate]:
         updates = {}

@@ -9,7 +9,8 @@ from typing import Literal
 
 FinalAnswer = Literal["auto", "boxed", "tag", "hash", "last_line", "whole"]
 
-_BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
+_BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
+_UNBRACED = re.compile(r"\\boxed\s+([^\s{$][^$]*)")
 
 
 def last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
@@ -18,12 +19,16 @@ def last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Content of the last complete `\boxed{...}`; of nested boxes the inner one. None where none is closed."""
+    r"""Content of the last complete `\boxed{...}` or `\fbox{...}`; of nested boxes the inner one.
+
+    Where there is none, what follows `\boxed ` up to the next dollar sign, as some of MATH's solutions write it; None
+    where there is no such thing either.
+    """
     open_braces: list[int | None] = []
     best: tuple[int, int] | None = None
     for found in _BRACES.finditer(text):
         token = found.group()
-        if token.startswith("\\boxed"):
+        if token.endswith("{") and len(token) > 2:
             open_braces.append(found.end())
         elif token == "{":
             open_braces.append(None)
@@ -31,7 +36,10 @@ def last_boxed(text: str) -> str | None:
             start = open_braces.pop()
             if start is not None and (best is None or start > best[0]):
                 best = (start, found.start())
-    return text[best[0] : best[1]].strip() if best else None
+    if best is None:
+        bare = last_match(_UNBRACED, text)
+        return bare.group(1).strip() if bare else None
+    return text[best[0] : best[1]].strip()
 
 
 def last_tag(text: str) -> str | None:

@@ -11,10 +11,12 @@ import functools
 import logging
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from hacrl.rewards import final_answer as extraction
 from hacrl.rewards.completion import completion_text
+
+AnswerList = Literal["any", "all"]
 
 # No sensible final answer is longer, and parsing time grows faster than length.
 MAX_ANSWER_CHARS = 1000
@@ -53,6 +55,7 @@ def math(
     completions: Sequence[Any],
     *,
     answer: Sequence[Any],
+    answer_list: AnswerList = "any",
     final_answer: extraction.FinalAnswer = "auto",
     strict: bool = True,
     **_columns: Any,
@@ -61,7 +64,9 @@ def math(
 
     Args:
         answer: reference per completion: an expression, a number, or a solution that holds it in `\boxed{}` or after
-            `####`. A list of these gives alternatives. None gives None (not scored).
+            `####`. None gives None (not scored).
+        answer_list: what a reference that is a list means: `any` of its entries is right, or `all` have to be given,
+            in any order.
         final_answer: `auto` takes the last complete `\boxed{}`, else what follows the last `Final answer:`,
             `The answer is` or `####`, else the last formula or number. The other rules are those of
             `hacrl.rewards.final_answer`.
@@ -74,25 +79,29 @@ def math(
     """
     texts = [completion_text(completion) for completion in completions]
     if not strict:
-        return [_lenient(text, right) for text, right in zip(texts, answer, strict=True)]
+        return [_lenient(text, _references(right, answer_list)) for text, right in zip(texts, answer, strict=True)]
     found = [_find(text, final_answer) for text in texts]
-    return [_score(text, right) for text, right in zip(found, answer, strict=True)]
+    return [_score(text, _references(right, answer_list)) for text, right in zip(found, answer, strict=True)]
 
 
 def answers(
     completions: Sequence[Any],
     *,
     answer: Sequence[Any],
+    answer_list: AnswerList = "any",
     final_answer: extraction.FinalAnswer = "auto",
 ) -> list[str | None]:
     """The final answer of each completion; None where there is none, or none that can be read as the reference can."""
     found = [_find(completion_text(completion), final_answer) for completion in completions]
-    return [text if _readable(text, right) else None for text, right in zip(found, answer, strict=True)]
+    return [
+        text if _readable(text, _references(right, answer_list)) else None
+        for text, right in zip(found, answer, strict=True)
+    ]
 
 
-def gold(*, answer: Any, final_answer: extraction.FinalAnswer = "auto") -> str | None:
+def gold(*, answer: Any, answer_list: AnswerList = "any", final_answer: extraction.FinalAnswer = "auto") -> str | None:
     """A completion that must get 1.0; None where the reference is missing."""
-    references = _references(answer)
+    references = _references(answer, answer_list)
     if not references:
         return None
     return extraction.written(references[0], "boxed" if final_answer == "auto" else final_answer)
@@ -145,7 +154,7 @@ def clean(text: str) -> str:
     wrapped = _MATH_SPAN.fullmatch(text)
     if wrapped:
         text = next(group for group in wrapped.groups() if group is not None).strip()
-    text = text.rstrip(".,;:").removeprefix("=").strip()
+    text = text.rstrip(".,;:").removeprefix("=").strip().removeprefix("\\$")
     for percent in ("\\%", "%"):
         text = text.removesuffix(percent).strip()
     text = text.replace("**", "^")
@@ -192,27 +201,26 @@ def _last_expression(text: str) -> str | None:
     return number.group() if number is not None else None
 
 
-def _references(answer: Any) -> list[str]:
-    """The reference expressions of a row's `answer`."""
+def _references(answer: Any, answer_list: AnswerList) -> list[str]:
+    """The reference expressions of a row's `answer`, each of which is right."""
     if answer is None:
         return []
     if isinstance(answer, (list, tuple)):
-        return [reference for one in answer for reference in _references(one)]
+        references = [reference for one in answer for reference in _references(one, "any")]
+        return [", ".join(map(clean, references))] if answer_list == "all" and references else references
     text = str(answer)
     return [extraction.last_boxed(text) or extraction.last_hash(text) or text.strip()]
 
 
-def _score(found: str | None, right: Any) -> float | None:
-    references = _references(right)
+def _score(found: str | None, references: list[str]) -> float | None:
     if not references:
         return None
     return float(found is not None and any(equal(reference, found) for reference in references))
 
 
-def _lenient(text: str, right: Any) -> float | None:
+def _lenient(text: str, references: list[str]) -> float | None:
     from math_verify import parse, verify
 
-    references = _references(right)
     if not references:
         return None
     given = parse(text, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
@@ -224,10 +232,10 @@ def _lenient(text: str, right: Any) -> float | None:
     )
 
 
-def _readable(found: str | None, right: Any) -> bool:
+def _readable(found: str | None, references: list[str]) -> bool:
     if found is None or len(found) > MAX_ANSWER_CHARS or not clean(found):
         return False
-    if any(_is_words(clean(reference)) or _parsed(clean(reference)) is None for reference in _references(right)):
+    if any(_is_words(clean(reference)) or _parsed(clean(reference)) is None for reference in references):
         return True
     return not _is_words(clean(found)) and _parsed(clean(found)) is not None
 

@@ -58,6 +58,15 @@ class Reward:
     def weight(self) -> float:
         return self.spec.weight
 
+    @property
+    def options(self) -> frozenset[str]:
+        """Parameters that constant arguments alone may fill: those of a built-in that have a default. Data sets have
+        columns of such names, e.g. OlympiadBench a `final_answer`."""
+        if self.spec.function not in BUILT_INS:
+            return frozenset()
+        parameters = _parameters(self.function)
+        return frozenset(p.name for p in parameters if p.default is not inspect.Parameter.empty)
+
     def missing_columns(self, columns: frozenset[str]) -> list[str]:
         """Parameters without a default that neither `columns` nor the constant arguments provide, in order."""
         given = columns | set(self.spec.arguments) | {"prompts", "completions"}
@@ -70,13 +79,14 @@ class Reward:
         if self.answers is not None and accepted is not None:
             more = _accepts(self.answers)
             accepted = None if more is None else accepted | more
-        hidden = set(self.spec.arguments)
+        hidden = {*self.spec.arguments, *self.options}
         return {k: v for k, v in columns.items() if k not in hidden and (accepted is None or k in accepted)}
 
     def call(self, target: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
         """Calls `target` (the function or one of its attributes) with those of the arguments that it can take."""
         accepted = _accepts(target)
-        everything = {**arguments, **self.spec.arguments}
+        columns = {name: value for name, value in arguments.items() if name not in self.options}
+        everything = {**columns, **self.spec.arguments}
         return target(**{k: v for k, v in everything.items() if accepted is None or k in accepted})
 
 

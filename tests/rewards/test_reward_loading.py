@@ -52,6 +52,18 @@ def test_a_partial_needs_only_what_it_does_not_carry():
     load_rewards([RewardSpec(function=scaled, arguments={"scale": 1.0})]).check_columns([])
 
 
+def test_a_column_does_not_fill_an_option_of_a_built_in():
+    row = {"answer": "5", "final_answer": ["5"], "strict": "no"}
+    reward = load_reward(RewardSpec(function="math", arguments={"strict": True}))
+    assert reward.used_columns(row) == {"answer": "5"}
+    assert reward.call(reward.gold, row) == r"\boxed{5}"
+    columns = {name: [value] for name, value in row.items()}
+    assert reward.call(reward.function, {"prompts": [None], "completions": ["#### 5"], **columns}) == [1.0]
+    # A function of one's own takes every column that it names.
+    own = load_reward(RewardSpec(function=lambda completions, final_answer="auto": final_answer))
+    assert own.used_columns(row) == {"final_answer": ["5"]}
+
+
 def test_missing_columns_are_told_together_with_those_there_are():
     rewards = load_rewards([f"{SAMPLES}:needs_columns", "reasoning_gym"])
     rewards.check_columns(["question", "answer", "metadata"])

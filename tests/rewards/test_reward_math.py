@@ -55,6 +55,8 @@ RIGHT = [
     (r"\boxed{1e-3}", "0.001"),
     (r"\boxed{2pi}", r"2\pi"),
     (r"\boxed{50\%}", "50"),
+    (r"\boxed{\$1,080}", "1080"),
+    (r"\boxed{18.90}", r"\$18.90"),
     (r"\boxed{**73**}", "73"),
     (r"\boxed{12\text{ cm}^2}", "12"),
     (r"\boxed{3<x}", "x>3"),
@@ -149,6 +151,28 @@ def test_the_answer_may_be_looked_for_elsewhere():
     assert math([None], [text], answer=["5"]) == [0.0]
     assert math([None], [text], answer=["5"], final_answer="hash") == [1.0]
     assert answers(["5"], answer=["5"], final_answer="hash") == [None]
+
+
+ALL = [
+    (["$2$", "$\\frac{1}{2}$"], r"\boxed{\frac12, 2}", 1.0),
+    (["$2$", "$\\frac{1}{2}$"], r"\boxed{2, 0.5}", 1.0),
+    (["$2$", "$\\frac{1}{2}$"], r"\boxed{2}", 0.0),
+    (["$2$", "$\\frac{1}{2}$"], r"\boxed{2, \frac{1}{2}, 3}", 0.0),
+    # Several answers in one entry.
+    (["$(1,8,19), (2,7,13), (4,5,7)$"], r"\boxed{(4,5,7), (1,8,19), (2,7,13)}", 1.0),
+    (["$(1,8,19), (2,7,13), (4,5,7)$"], r"\boxed{(1,8,19), (2,7,13)}", 0.0),
+    (["$(1,8,19), (2,7,13), (4,5,7)$"], r"\boxed{(8,1,19), (2,7,13), (4,5,7)}", 0.0),
+    (["$1,-1$"], r"\boxed{\pm 1}", 1.0),
+    (["3"], r"\boxed{3}", 1.0),
+    ([], r"\boxed{3}", None),
+]
+
+
+@pytest.mark.parametrize(("reference", "text", "score"), ALL)
+def test_all_entries_of_a_list_may_be_asked_for(reference, text, score):
+    assert math([None], [text], answer=[reference], answer_list="all") == [score]
+    right = gold(answer=reference, answer_list="all")
+    assert right is None or math([None], [right], answer=[reference], answer_list="all") == [1.0]
 
 
 def test_messages_are_read_too():
