@@ -10,6 +10,7 @@ this process ends.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -111,17 +112,16 @@ def _repack_head(worker: Any) -> None:
 
 def serve(engine: Any, connection: Connection) -> None:
     """Answer requests until the other end is closed."""
-    while True:
-        try:
+    # OSError: a parent that dies with a reply unread resets the connection instead of closing it.
+    with contextlib.suppress(EOFError, OSError):
+        while True:
             name, arguments = connection.recv()
-        except EOFError:
-            return
-        try:
-            reply = ("result", getattr(engine, name)(**arguments))
-        except Exception as error:
-            traceback.print_exc()
-            reply = ("error", f"{type(error).__name__}: {error}")
-        connection.send(reply)
+            try:
+                reply = ("result", getattr(engine, name)(**arguments))
+            except Exception as error:
+                traceback.print_exc()
+                reply = ("error", f"{type(error).__name__}: {error}")
+            connection.send(reply)
 
 
 def end_with_parent(parent: int, folder: str, ending: threading.Lock) -> None:
