@@ -36,6 +36,7 @@ def main() -> None:
         model = tiny_model(folder / "tiny")
         for agents in map(int, options.agents.split(",")):
             work = Work(
+                kind="sums",
                 models=(str(model),) * agents,
                 method="hacpo",
                 prompts=options.prompts,

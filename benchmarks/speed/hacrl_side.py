@@ -32,16 +32,18 @@ def configuration(work: Work, output: Path) -> dict[str, Any]:
         "tasks": {
             "train": {
                 "function": f"{HERE.parent / 'work.py'}:tasks",
-                "arguments": {"count": work.steps * work.prompts},
+                "arguments": {"kind": work.kind, "count": work.steps * work.prompts},
             }
         },
-        "reward": f"{HERE.parent / 'work.py'}:digit_share",
+        "reward": {"function": "exact", "arguments": {"final_answer": "hash"}}
+        if work.kind == "demo"
+        else f"{HERE.parent / 'work.py'}:digit_share",
         # TRL adds 1e-4 to the standard deviation of a group.
         "algorithm": {"name": work.method, "epsilon": 1e-4},
         "steps": work.steps,
         "prompts_per_step": work.prompts,
         "group_size": work.answers,
-        "sampling": {"max_prompt_tokens": 256, "max_new_tokens": work.tokens, "batch_rows": work.batch_rows},
+        "sampling": {"max_prompt_tokens": 64, "max_new_tokens": work.tokens, "batch_rows": work.batch_rows},
         # Neither side saves or evaluates between steps.
         "checkpoint": {"every": work.steps, "keep_best": False},
         "evaluation": {"at_start": False, "at_end": False},

@@ -15,12 +15,12 @@ import tempfile
 from pathlib import Path
 
 from measure import Side, write
-from work import Work, tiny_model
+from work import Work, model_folder
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="tiny", help="`tiny` or a folder")
+    parser.add_argument("--model", default="tiny", help="`tiny`, `demo` or a folder")
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--answers", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=32)
@@ -30,9 +30,10 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        model = tiny_model(folder / "tiny") if options.model == "tiny" else Path(options.model)
+        kind, model = model_folder(options.model, folder)
         together = Work(
-            models=(str(model.resolve()),) * 2,
+            kind=kind,
+            models=(str(model),) * 2,
             method="hacpo",
             prompts=options.prompts,
             answers=options.answers,
@@ -70,7 +71,7 @@ def main() -> None:
                     }
                 )
     result = {
-        "model": options.model if options.model == "tiny" else model.name,
+        "model": model.name if options.model not in ("tiny", "demo") else options.model,
         "threads": options.threads,
         "work": {**dataclasses.asdict(together), "models": [model.name] * 2},
         "hacrl_over_trl": statistics.median(entry["hacrl"] / entry["trl"] for entry in rounds),

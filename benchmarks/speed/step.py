@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from measure import Side, write
-from work import Work, tiny_model
+from work import Work, model_folder
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="tiny", help="`tiny` or a folder")
+    parser.add_argument("--model", default="tiny", help="`tiny`, `demo` or a folder")
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--answers", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=32)
@@ -34,9 +34,10 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        model = tiny_model(folder / "tiny") if options.model == "tiny" else Path(options.model)
+        kind, model = model_folder(options.model, folder)
         work = Work(
-            models=(str(model.resolve()),),
+            kind=kind,
+            models=(str(model),),
             method="gspo",
             prompts=options.prompts,
             answers=options.answers,
@@ -47,10 +48,10 @@ def main() -> None:
             batch_rows=options.prompts * options.answers,
         )
         moving = dataclasses.replace(
-            work, steps=options.same_steps, learning_rate=1e-4 if options.model == "tiny" else 1e-5
+            work, steps=options.same_steps, learning_rate=1e-4 if options.model in ("tiny", "demo") else 1e-5
         )
         result = {
-            "model": options.model if options.model == "tiny" else model.name,
+            "model": model.name if options.model not in ("tiny", "demo") else options.model,
             "threads": options.threads,
             "work": {**dataclasses.asdict(work), "models": [model.name]},
             "same_updates": same_updates(moving, options.threads, folder),

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from work import Driver, Work, digit_share, tasks
 
+from hacrl.rewards.exact import exact
 from hacrl.tasks import batch
 
 
@@ -65,17 +66,22 @@ def main() -> None:
     torch.manual_seed(work.seed)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
-    everything = tasks(work.steps * work.prompts)
+    everything = tasks(work.kind, work.steps * work.prompts)
     rows = [
-        {"prompt": [{"role": "user", "content": task.prompt}]}
+        {
+            "prompt": [{"role": "user", "content": task.prompt}] if isinstance(task.prompt, str) else list(task.prompt),
+            "answer": task.columns.get("answer"),
+        }
         for step in range(1, work.steps + 1)
         for task in batch(everything, step=step, prompts_per_step=work.prompts, seed=work.seed)
     ]
     sampled_rows = work.prompts * work.answers
     seconds: dict[str, float] = {}
 
-    def reward(completions: Any, **_: Any) -> list[float]:
-        return digit_share([], [completion[0]["content"] for completion in completions])
+    def reward(completions: Any, answer: Any, **_: Any) -> list[float | None]:
+        if work.kind == "demo":
+            return exact([], completions, answer=answer, final_answer="hash")
+        return [*digit_share([], [completion[0]["content"] for completion in completions])]
 
     steps = Steps(driver, work.updates, seconds)
     trainer = GRPOTrainer(

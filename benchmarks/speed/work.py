@@ -11,15 +11,23 @@ from pathlib import Path
 from typing import Any
 
 from hacrl import Task
+from hacrl.demo.settings import AGENTS
+from hacrl.demo.tasks import train_tasks
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """One measured setting. `models` are folders, one agent each; `updates` are optimizer updates per step.
 
-    Every step takes `prompts` new prompts and samples `answers` answers for each, of at most `tokens` tokens.
+    Every step takes `prompts` new prompts and samples `answers` answers for each, of at most `tokens` tokens. `kind`:
+
+    sums  any model, questions such as "What is 17 + 4?", and a reward that nearly always differs within a group, so
+          that no side can leave out a row without an advantage; a random model's answers are all different, too.
+    demo  the demo's agents, tasks and reward: trained policies whose answers are often equal, and groups that are often
+          all right or all wrong, as in real training.
     """
 
+    kind: str
     models: tuple[str, ...]
     method: str
     prompts: int
@@ -45,14 +53,23 @@ def questions(count: int) -> list[str]:
     return [f"What is {draw.randint(0, 99)} + {draw.randint(0, 99)}?" for _ in range(count)]
 
 
-def tasks(count: int) -> list[Task]:
+def tasks(kind: str, count: int) -> list[Task]:
     """Task source of the measured runs: `benchmarks/speed/work.py:tasks`."""
+    if kind == "demo":
+        return train_tasks(count=count, seed=0)
     return [Task(id=str(index), prompt=question) for index, question in enumerate(questions(count))]
 
 
 def digit_share(prompts: Sequence[Any], completions: Sequence[str]) -> list[float]:  # noqa: ARG001
-    """A reward that nearly always differs within a group, so that no side can leave out rows without an advantage."""
+    """Reward of `sums`."""
     return [sum(map(str.isdigit, text)) / max(1, len(text)) + len(text) / 1000 for text in completions]
+
+
+def model_folder(name: str, temporary: Path) -> tuple[str, Path]:
+    """Kind of work and model of a command's `--model`: `tiny`, `demo`, or a folder."""
+    if name == "demo":
+        return "demo", AGENTS / "qwen"
+    return "sums", tiny_model(temporary / "tiny") if name == "tiny" else Path(name).resolve()
 
 
 def tiny_model(folder: Path, *, hidden: int = 128, layers: int = 4) -> Path:
