@@ -61,7 +61,7 @@ class Recipe:
 
 CALCULATING = {"chain_sum": 0.35, "simple_equations": 0.35, "gcd": 0.15, "spell_backward": 0.15}
 SPELLING = {"chain_sum": 0.15, "simple_equations": 0.15, "gcd": 0.35, "spell_backward": 0.35}
-SMALL = Shape(hidden_size=128, layers=2, intermediate_size=320)
+SMALL = Shape(hidden_size=96, layers=2, intermediate_size=256)
 
 RECIPES = (
     Recipe(
@@ -71,8 +71,8 @@ RECIPES = (
         seed=1,
         mixture=CALCULATING,
         slips=0.15,
-        steps=1000,
-        learning_rate=3e-3,
+        steps=600,
+        learning_rate=4e-3,
     ),
     Recipe(
         name="tuned",
@@ -88,12 +88,12 @@ RECIPES = (
     Recipe(
         name="large",
         family=QWEN,
-        shape=Shape(hidden_size=192, layers=3, intermediate_size=512),
+        shape=Shape(hidden_size=128, layers=3, intermediate_size=320),
         seed=3,
         mixture=CALCULATING,
         slips=0.15,
-        steps=1000,
-        learning_rate=2e-3,
+        steps=600,
+        learning_rate=3e-3,
         tokenizer_of="base",
     ),
     Recipe(
@@ -103,8 +103,8 @@ RECIPES = (
         seed=4,
         mixture=SPELLING,
         slips=0.15,
-        steps=1000,
-        learning_rate=3e-3,
+        steps=600,
+        learning_rate=4e-3,
         vocabulary=640,
     ),
 )

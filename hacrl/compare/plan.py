@@ -207,7 +207,7 @@ def _methods_of_file(path: Path) -> list[Method]:
 
     try:
         # Read as configurations are, where 2e-4 is a number.
-        data = OmegaConf.to_container(OmegaConf.load(path))
+        data: Any = OmegaConf.to_container(OmegaConf.load(path))
     except (OSError, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError([f"methods: {path}: cannot be read as YAML: {' '.join(str(error).split())}"]) from error
     found = []
@@ -216,9 +216,9 @@ def _methods_of_file(path: Path) -> list[Method]:
             raise ConfigError(
                 [f"methods: {path}: {name}: got {options!r}; must be a mapping of options, {{}} for none"]
             )
-        options = {str(key): value for key, value in (options or {}).items()}
-        algorithm = str(options.pop("algorithm", name))
-        overrides = tuple(_full_key(f"{key}={json.dumps(value)}", algorithm) for key, value in options.items())
+        own: dict[str, Any] = {str(key): value for key, value in (options or {}).items()}
+        algorithm = str(own.pop("algorithm", name))
+        overrides = tuple(_full_key(f"{key}={json.dumps(value)}", algorithm) for key, value in own.items())
         found.append(Method(name=str(name), algorithm=algorithm, overrides=overrides))
     return found
 
