@@ -1,12 +1,12 @@
 """Build the test-bed's agents from seeds: `python benchmarks/testbed/build.py`.
 
-Four tiny models learn worked solutions of four reasoning-gym generators (`skills.py`), a share of whose steps is wrong.
-They differ as real ones do, by what they saw, how much they hold, and how they are made:
+Four tiny models learn worked solutions of three reasoning-gym generators (`skills.py`), of which a share of steps is
+wrong. They differ as real ones do, by what they saw, how much they hold, and how they are made:
 
     base    Qwen3, mostly sums and equations
     tuned   `base` trained further on careful solutions of sums and equations alone: the same shape, other weights
     large   Qwen3, the same family and tokenizer as `base`, more parameters, the same mixture
-    llama   Llama with a tokenizer of its own, mostly divisors and spelling
+    llama   Llama with a tokenizer of its own, mostly divisors
 
 state.yaml pairs base with tuned, size.yaml base with large, model.yaml base with llama; three.yaml holds base, large
 and llama. Questions of the held-out tasks are never seen here. Every agent is an ordinary Hugging Face folder.
@@ -59,9 +59,9 @@ class Recipe:
     tokenizer_of: str | None = None
 
 
-CALCULATING = {"chain_sum": 0.35, "simple_equations": 0.35, "gcd": 0.15, "spell_backward": 0.15}
-SPELLING = {"chain_sum": 0.15, "simple_equations": 0.15, "gcd": 0.35, "spell_backward": 0.35}
-SMALL = Shape(hidden_size=96, layers=2, intermediate_size=256)
+EQUATIONS = {"chain_sum": 0.45, "simple_equations": 0.45, "gcd": 0.1}
+DIVISORS = {"chain_sum": 0.2, "simple_equations": 0.2, "gcd": 0.6}
+SMALL = Shape(hidden_size=128, layers=2, intermediate_size=320)
 
 RECIPES = (
     Recipe(
@@ -69,10 +69,10 @@ RECIPES = (
         family=QWEN,
         shape=SMALL,
         seed=1,
-        mixture=CALCULATING,
+        mixture=EQUATIONS,
         slips=0.15,
-        steps=600,
-        learning_rate=4e-3,
+        steps=2000,
+        learning_rate=3e-3,
     ),
     Recipe(
         name="tuned",
@@ -81,18 +81,18 @@ RECIPES = (
         seed=2,
         mixture={"chain_sum": 0.5, "simple_equations": 0.5},
         slips=0.05,
-        steps=150,
+        steps=200,
         learning_rate=5e-4,
         origin="base",
     ),
     Recipe(
         name="large",
         family=QWEN,
-        shape=Shape(hidden_size=128, layers=3, intermediate_size=320),
+        shape=Shape(hidden_size=192, layers=2, intermediate_size=512),
         seed=3,
-        mixture=CALCULATING,
+        mixture=EQUATIONS,
         slips=0.15,
-        steps=600,
+        steps=2000,
         learning_rate=3e-3,
         tokenizer_of="base",
     ),
@@ -101,10 +101,10 @@ RECIPES = (
         family=LLAMA,
         shape=SMALL,
         seed=4,
-        mixture=SPELLING,
+        mixture=DIVISORS,
         slips=0.15,
-        steps=600,
-        learning_rate=4e-3,
+        steps=2000,
+        learning_rate=3e-3,
         vocabulary=640,
     ),
 )

@@ -1,9 +1,8 @@
-"""The test-bed's tasks, from four reasoning-gym generators, and worked solutions for them to pretrain agents on.
+"""The test-bed's tasks, from three reasoning-gym generators, and worked solutions for them to pretrain agents on.
 
     chain_sum          4 - 1 = 3 / 3 - 7 = -4 / #### -4
     gcd                98 % 58 = 40 / 58 % 40 = 18 / 40 % 18 = 4 / 18 % 4 = 2 / 4 % 2 = 0 / #### 2
     simple_equations   10*b = 82 - 12 = 70 / b = 70 / 10 = 7 / #### 7
-    spell_backward     b i r d / d r i b / #### drib
 
 A solution may slip: a step goes wrong by a little, and what follows goes on from there. An agent pretrained on such
 solutions knows the way and takes a wrong turn now and then, as a model does that was trained on text with faults in it.
@@ -26,17 +25,16 @@ from hacrl.demo.tasks import Split, split_of
 from hacrl.types import Task
 
 SKILLS: Mapping[str, Mapping[str, Any]] = {
-    "chain_sum": {"min_terms": 3, "max_terms": 4, "min_digits": 1, "max_digits": 1},
-    "gcd": {"min_numbers": 2, "max_numbers": 2, "min_value": 2, "max_value": 99},
+    "chain_sum": {"min_terms": 3, "max_terms": 3, "min_digits": 1, "max_digits": 1},
+    "gcd": {"min_numbers": 2, "max_numbers": 2, "min_value": 2, "max_value": 60},
     "simple_equations": {
         "min_terms": 2,
         "max_terms": 2,
         "min_value": 1,
-        "max_value": 12,
+        "max_value": 9,
         "operators": ["+", "-"],
         "operators_weights": [0.5, 0.5],
     },
-    "spell_backward": {"min_word_len": 3, "max_word_len": 6},
 }
 # Item i of a generator is seeded with seed + i; streams of items this far apart never meet.
 _STREAM = 1_000_000
@@ -80,10 +78,6 @@ def solution(name: str, entry: Mapping[str, Any], slips: float, generator: rando
         return value + generator.choice((-10, -2, -1, 1, 2, 10)) if generator.random() < slips else value
 
     lines, answer = _WORKED[name](entry["metadata"], number)
-    if name == "spell_backward" and generator.random() < slips:
-        place = generator.randrange(len(answer) - 1)
-        answer = answer[:place] + answer[place + 1] + answer[place] + answer[place + 2 :]
-        lines[-1] = " ".join(answer)
     return "\n".join([*lines, f"#### {answer}"])
 
 
@@ -129,14 +123,8 @@ def _simple_equations(metadata: Mapping[str, Any], number: Any) -> tuple[list[st
     return [*lines, f"{unknown} = {isolated} / {factor} = {value}"], str(value)
 
 
-def _spell_backward(metadata: Mapping[str, Any], number: Any) -> tuple[list[str], str]:  # noqa: ARG001
-    word = metadata["word"]
-    return [" ".join(word), " ".join(word[::-1])], word[::-1]
-
-
 _WORKED = {
     "chain_sum": _chain_sum,
     "gcd": _gcd,
     "simple_equations": _simple_equations,
-    "spell_backward": _spell_backward,
 }
