@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-from demo_seeds import mean_with_interval
+import numpy as np
 
+from hacrl.compare.statistics import interval
 from hacrl.config import load_config
 from hacrl.demo.run import COLORS, NAMES
 from hacrl.demo.settings import METHODS
@@ -27,12 +28,14 @@ def main() -> None:
     parser.add_argument("runs", type=Path, help="folder of the runs of demo_seeds.py")
     parser.add_argument("image", type=Path, help="PNG to write")
     options = parser.parse_args()
-    histories = {method: [read(path) for path in sorted(options.runs.glob(f"{method}-*"))] for method in METHODS}
+    histories = {
+        method: [read(path) for path in sorted((options.runs / "runs" / method).glob("seed-*"))] for method in METHODS
+    }
     config = histories[METHODS[0]][0].config
     figure, axes = plt.subplots(1, len(config.agents), figsize=(9, 3.4), sharey=True, layout="constrained")
     for place, (agent, panel) in enumerate(zip(config.agents, axes, strict=True)):
         for method, runs in histories.items():
-            curve(panel, [dict(run.held_out(agent.name)) for run in runs], method, config)
+            curve(panel, runs, agent.name, method)
         panel.set_title(f"{agent.name} agent", fontsize=11)
         panel.set_xlabel("rollouts sampled per agent")
         panel.grid(alpha=0.25)
@@ -49,14 +52,17 @@ def read(path: Path) -> RunHistory:
     return history
 
 
-def curve(panel: Any, runs: list[dict[int, float]], method: str, config: Any) -> None:
-    steps = sorted(runs[0])
-    found = [mean_with_interval([100 * run[step] for run in runs]) for step in steps]
-    rollouts = [step * config.prompts_per_step * config.group_size for step in steps]
-    means = [value["mean"] for value in found]
-    half = [value.get("interval_95", 0.0) for value in found]
-    panel.plot(rollouts, means, color=COLORS[method], linewidth=2.2, label=NAMES[method])
-    low, high = ([mean + sign * width for mean, width in zip(means, half, strict=True)] for sign in (-1, 1))
+def curve(panel: Any, runs: list[RunHistory], agent: str, method: str) -> None:
+    by_step: dict[int, list[list[float]]] = {}
+    for run in runs:
+        for entry in run.evaluations:
+            if entry["agent"] == agent:
+                by_step.setdefault(entry["step"], []).append(entry["per_task"]["avg@k"])
+    found = [interval(100 * np.array(scores)) for scores in by_step.values()]
+    config = runs[0].config
+    rollouts = [step * config.prompts_per_step * config.group_size for step in by_step]
+    panel.plot(rollouts, [value.mean for value in found], color=COLORS[method], linewidth=2.2, label=NAMES[method])
+    low, high = [value.low for value in found], [value.high for value in found]
     panel.fill_between(rollouts, low, high, color=COLORS[method], alpha=0.18, linewidth=0)
 
 

@@ -14,6 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hacrl.compare.comparison import compare_methods
     from hacrl.config import RunConfig, load_config
     from hacrl.errors import (
         ConfigError,
@@ -43,6 +44,7 @@ _HOMES = {
     "Task": "hacrl.types",
     "TaskError": "hacrl.errors",
     "Verdict": "hacrl.types",
+    "compare_methods": "hacrl.compare.comparison",
     "evaluate": "hacrl.saved_run",
     "load_config": "hacrl.config",
     "train": "hacrl.trainer",
@@ -64,6 +66,7 @@ __all__ = [
     "TaskError",
     "Verdict",
     "__version__",
+    "compare_methods",
     "evaluate",
     "load_config",
     "train",

@@ -121,6 +121,63 @@ def train(
 
 
 @app.command()
+def compare(
+    config: Annotated[Path, typer.Argument(help="YAML configuration that all methods have in common.")],
+    overrides: Overrides = None,
+    methods: Annotated[
+        str,
+        typer.Option(
+            help="Methods, each with overrides of its own after a colon: hacpo,hacpo:alpha=3,delta=0.4,"
+            "gspo:agents.*.learning_rate=2e-4; or a YAML file of them."
+        ),
+    ] = "hacpo,gspo,gspo-x2,grpo,naive",
+    seeds: Annotated[int, typer.Option(help="Number of seeds, from the configuration's own on.")] = 5,
+    axis: Annotated[
+        str, typer.Option(metavar="rollouts|updates|tokens|seconds", help="What is made equal for all methods.")
+    ] = "rollouts",
+    ablations: Annotated[
+        bool, typer.Option("--ablations", help="Add HACPO without each of its mechanisms, and alpha 0 to 3.")
+    ] = False,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time; one per core, or one in all with a GPU, if left out.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder; the configuration's output with -compare if left out.")
+    ] = None,
+) -> None:
+    """Train with several methods and seeds on one budget, and say which is better by how much. Goes on where it was."""
+    overrides = overrides or []
+    console = Console(highlight=False)
+    with _told_errors(), _quiet_libraries():
+        from hacrl.compare.plan import make_plan
+
+        plan = make_plan(config, overrides, methods=methods, seeds=seeds, axis=axis, ablations=ablations, output=output)
+
+        from hacrl.compare.comparison import run_all, told_failures, unfinished, write_results
+        from hacrl.compare.table import renderables
+        from hacrl.compare.view import View
+        from hacrl.errors import HacrlError
+        from hacrl.stop import StopRequest
+
+        stop = StopRequest()
+        failed: dict[str, str] = {}
+        events = run_all(plan, jobs=jobs, stop=stop)
+        with contextlib.closing(events), stop.on_signals(), View(console, plan, unfinished(plan), stop) as view:
+            for event in events:
+                view.note(event)
+                if event.ended == "failed":
+                    failed[event.run] = event.error
+        if stop.signal is not None:
+            _say(console, f"Interrupted; the same command goes on from here. Runs are in {plan.output}.", "yellow")
+            raise typer.Exit(INTERRUPTED + stop.signal)
+        for part in renderables(write_results(plan)):
+            console.print(part)
+        _say(console, f"\nWritten      {plan.output}/comparison.json, .md and .csv")
+        if failed:
+            raise HacrlError(told_failures(plan, failed))
+
+
+@app.command()
 def check(config: Annotated[Path, typer.Argument(help="YAML configuration.")], overrides: Overrides = None) -> None:
     """Look a configuration over before training: all errors, batch arithmetic, memory, and each pair of agents."""
     console = Console(highlight=False)

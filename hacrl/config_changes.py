@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import yaml
@@ -69,6 +69,16 @@ def _flat(value: Any, place: str) -> Iterable[tuple[str, Any]]:
             yield from _flat(item, f"{place}.{index}")
     else:
         yield place, value
+
+
+def altering_changes(before: RunConfig, now: RunConfig, *, done: int) -> dict[str, tuple[Any, Any]]:
+    """Those of `differences` with which a run of which `done` steps are made may not go on."""
+    return {key: values for key, values in differences(before, now).items() if not is_free(key, before, now, done=done)}
+
+
+def listed(changes: Mapping[str, tuple[Any, Any]]) -> str:
+    """Changes for a message, one on a line."""
+    return "\n".join(f"  {key}: was {short(was)}, now {short(now)}" for key, (was, now) in changes.items())
 
 
 def is_free(key: str, before: RunConfig, now: RunConfig, *, done: int) -> bool:

@@ -48,37 +48,36 @@ def summarise(rollouts: Sequence[Rollout]) -> dict[str, Any]:
     its `_stderr`, the standard error over tasks, which are the independent units: the k answers to a task are one
     cluster (a 95 % interval is 1.96 of it each way); `truncated_rate`: answers cut by the length limit;
     `parse_failure_rate`: answers in which no final answer was found, null as for maj@k; `unscored`: answers without a
-    score, which enter no mean; `mean_tokens`: length with the end of sequence.
+    score, which enter no mean; `mean_tokens`: length with the end of sequence; `per_task`: a list for each of `id`,
+    `avg@k`, `best@k` and `maj@k`, in the order of the tasks, null where none of a task's answers was scored: what
+    paired comparisons are made of.
     """
     groups: dict[str, list[Rollout]] = {}
     for rollout in rollouts:
         groups.setdefault(rollout.completion.task_id, []).append(rollout)
-    averages, bests, majorities = [], [], []
+    per_task: dict[str, list[Any]] = {"id": list(groups), "avg@k": [], "best@k": [], "maj@k": []}
     extracts = any(rollout.verdict.parsed is not None for rollout in rollouts)
     for group in groups.values():
         scored = [rollout for rollout in group if rollout.verdict.reward is not None]
         rewards = [rollout.verdict.reward for rollout in scored if rollout.verdict.reward is not None]
-        if not rewards:
-            continue
-        averages.append(statistics.fmean(rewards))
-        bests.append(max(rewards))
-        if extracts:
-            majorities.append(_majority_reward(scored))
+        per_task["avg@k"].append(statistics.fmean(rewards) if rewards else None)
+        per_task["best@k"].append(max(rewards, default=None))
+        per_task["maj@k"].append(_majority_reward(scored) if rewards and extracts else None)
     completions: list[Completion] = [rollout.completion for rollout in rollouts]
     parsed = [rollout.verdict.parsed for rollout in rollouts if rollout.verdict.parsed is not None]
     return {
         "k": max((len(group) for group in groups.values()), default=0),
         "tasks": len(groups),
-        "avg@k": _mean(averages),
-        "avg@k_stderr": _standard_error(averages),
-        "best@k": _mean(bests),
-        "best@k_stderr": _standard_error(bests),
-        "maj@k": _mean(majorities),
-        "maj@k_stderr": _standard_error(majorities),
+        **{
+            f"{name}{suffix}": figure([value for value in per_task[name] if value is not None])
+            for name in ("avg@k", "best@k", "maj@k")
+            for suffix, figure in (("", _mean), ("_stderr", _standard_error))
+        },
         "truncated_rate": _mean([completion.finish_reason == "length" for completion in completions]),
         "parse_failure_rate": _mean([not item for item in parsed]),
         "unscored": sum(rollout.verdict.reward is None for rollout in rollouts),
         "mean_tokens": _mean([len(completion.token_ids) for completion in completions]),
+        "per_task": per_task,
     }
 
 

@@ -196,7 +196,7 @@ def plain_line(history: RunHistory) -> str:
     if (rate := metrics.get("time/tokens_sampled_per_s")) is not None:
         parts.append(f"{rate:.0f} tokens/s")
     if (left := history.seconds_left()) is not None:
-        parts.append(f"ETA {_clock(left)}")
+        parts.append(f"ETA {clock_time(left)}")
     return "  ".join(parts)
 
 
@@ -234,7 +234,7 @@ class LiveView:
         left = history.seconds_left()
         title = Text.assemble(("hacrl ", "bold"), config.algorithm.name, (f"  {config.output}", "dim"))
         steps = Text(f"step {history.done}/{config.steps}")
-        eta = Text(f"ETA {_clock(left)}" if left is not None else "")
+        eta = Text(f"ETA {clock_time(left)}" if left is not None else "")
         grid = Table.grid(padding=(0, 2))
         grid.add_column(no_wrap=True, overflow="ellipsis", max_width=max(16, width - 52))
         grid.add_column(no_wrap=True)
@@ -474,7 +474,8 @@ def _number(value: float | None, form: str = "{:.3f}") -> str:
     return "-" if value is None else form.format(value)
 
 
-def _clock(seconds: float) -> str:
+def clock_time(seconds: float) -> str:
+    """A duration as 1:02:03 or 2:03."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -25,7 +25,7 @@ from typing import Any, Literal, Self, cast
 
 from hacrl.checkpoint import Checkpoint, CheckpointStore, step_name
 from hacrl.config import RunConfig, load_config
-from hacrl.config_changes import config_yaml, differences, is_free, short
+from hacrl.config_changes import altering_changes, config_yaml, differences, listed
 from hacrl.durable_files import (
     FolderLock,
     append_durably,
@@ -130,13 +130,10 @@ class RunDirectory:
             ) from error
         recorded = _last_step(path / _METRICS)
         changes = differences(before, config)
-        refused = [key for key in changes if not is_free(key, before, config, done=recorded)]
-        if refused:
-            values = {key: tuple(map(short, changes[key])) for key in refused}
-            listed = "\n".join(f"  {key}: was {was}, now {now}" for key, (was, now) in values.items())
+        if refused := altering_changes(before, config, done=recorded):
             raise RunDirectoryError(
                 f"{path}: the run there was started with another configuration, and these changes alter its results:\n"
-                f"{listed}\nput them back to resume this run, or choose another output for a new one"
+                f"{listed(refused)}\nput them back to resume this run, or choose another output for a new one"
             )
         checkpoint = CheckpointStore(path / _CHECKPOINTS, run_id=run_id).latest()
         if checkpoint is None and recorded > before.checkpoint.every:

@@ -59,7 +59,16 @@ def trained(tiny_models: Mapping[str, Path], tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["train", "--help"], ["check", "BROKEN"], ["train", "BROKEN"]]
+    "arguments",
+    [
+        ["--help"],
+        ["--version"],
+        ["train", "--help"],
+        ["check", "BROKEN"],
+        ["train", "BROKEN"],
+        ["compare", "BROKEN"],
+        ["compare", "BROKEN", "--methods", "hapco", "--axis", "flops"],
+    ],
 )
 def test_help_and_config_errors_do_not_load_torch(arguments: list[str], tmp_path: Path) -> None:
     broken = write(tmp_path / "broken.yaml", BROKEN)
@@ -104,7 +113,7 @@ def test_unexpected_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch,
 
 def test_an_empty_call_shows_the_commands() -> None:
     output = CliRunner().invoke(app, []).output
-    for command in ("demo", "train", "check", "eval", "export", "report"):
+    for command in ("demo", "train", "compare", "check", "eval", "export", "report"):
         assert command in output
 
 

@@ -238,6 +238,12 @@ def test_an_option_that_is_null_can_be_overridden_inside() -> None:
     assert load_config(resolved, ["agents.0.lora.rank=8"]).agents[0].lora is not None
 
 
+def test_an_override_of_every_entry_of_a_list() -> None:
+    config = load_config(BASE, ["agents.*.learning_rate=5e-4", "agents.*.lora.rank=4", "agents.1.learning_rate=1e-5"])
+    assert [agent.learning_rate for agent in config.agents] == [5e-4, 1e-5]
+    assert [agent.lora.rank for agent in config.agents if agent.lora] == [4, 4]
+
+
 def test_later_overrides_win_and_the_callers_mapping_stays_as_it_was() -> None:
     data = config_with()
     assert load_config(data, ["steps=5", "steps=7", "agents.0.model=other"], output="elsewhere").steps == 7

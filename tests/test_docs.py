@@ -13,7 +13,9 @@ import yaml
 from hacrl.config import load_config
 
 ROOT = Path(__file__).parents[1]
-CONFIGS = sorted([*ROOT.glob("examples/**/*.yaml"), *ROOT.glob("hacrl/presets/*.yaml")])
+CONFIGS = sorted(
+    [*ROOT.glob("examples/**/*.yaml"), *ROOT.glob("benchmarks/*/*.yaml"), *ROOT.glob("hacrl/presets/*.yaml")]
+)
 
 
 @pytest.fixture(scope="module")

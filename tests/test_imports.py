@@ -45,6 +45,7 @@ def test_an_optional_library_is_imported_in_at_most_one_file(library: str) -> No
     [
         ("hacrl", {"torch", "transformers", "datasets", "peft", "pydantic"}),
         ("hacrl.config", {"torch", "transformers", "datasets", "peft"}),
+        ("hacrl.compare.plan", {"torch", "transformers", "datasets", "peft", "numpy"}),
         ("hacrl.cli", {"torch", "transformers", "datasets", "peft"}),
         ("hacrl.report.page", {"torch", "transformers", "datasets", "peft", "numpy"}),
         ("hacrl.algorithms.hacpo", {"transformers", "datasets", "peft", "pydantic", "hacrl.config"}),

@@ -28,9 +28,9 @@ def load_config(
     """Read, override and validate a run's configuration.
 
     `source` is a YAML path, `preset:NAME` for one of the paper's pairs, a mapping or a finished `RunConfig`; each
-    override is `dotted.key=value` with the value read as YAML, list entries addressed by number or agents by name
-    (`agents.0.learning_rate=5e-7`). All faults are collected and raised as one `ConfigError`. Nothing heavier than
-    pydantic is imported.
+    override is `dotted.key=value` with the value read as YAML, list entries addressed by number, agents by name, all
+    entries by `*` (`agents.0.learning_rate=5e-7`, `agents.*.learning_rate=5e-7`). All faults are collected and raised
+    as one `ConfigError`. Nothing heavier than pydantic is imported.
     """
     data = _read(source)
     for override in overrides:
@@ -93,32 +93,33 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
         value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]  # type: ignore[index, call-overload]
     except (OmegaConfBaseException, YAMLError) as error:
         raise ConfigError([f"override {override!r}: the value is not YAML: {_one_line(error)}"]) from error
-    parts = key.split(".")
-    node: Any = data
-    for depth, part in enumerate(parts):
-        last = depth == len(parts) - 1
-        if isinstance(node, list):
-            names = [item.get("name") if isinstance(item, Mapping) else None for item in node]
-            index = names.index(part) if part in names else int(part) if part.isdigit() else -1
-            if not 0 <= index < len(node):
-                where = ".".join(parts[:depth])
-                raise ConfigError([f"override {override!r}: {where} has {len(node)} entries, none is {part!r}"])
-            if last:
-                node[index] = value
+    _set(data, key.split("."), value, override, where="")
+
+
+def _set(node: Any, parts: Sequence[str], value: Any, override: str, *, where: str) -> None:
+    """Put `value` at the place that `parts` name below `node`; `*` stands for every entry of a list."""
+    part, rest = parts[0], parts[1:]
+    if isinstance(node, list):
+        names = [item.get("name") if isinstance(item, Mapping) else None for item in node]
+        index = names.index(part) if part in names else int(part) if part.isdigit() else -1
+        if part != "*" and not 0 <= index < len(node):
+            raise ConfigError([f"override {override!r}: {where} has {len(node)} entries, none is {part!r}"])
+        for place in range(len(node)) if part == "*" else [index]:
+            if rest:
+                _set(node[place], rest, value, override, where=f"{where}.{place}")
             else:
-                node = node[index]
-        elif isinstance(node, dict):
-            if last:
-                node[part] = value
-            else:
-                if isinstance(node.get(part), str) and part == "algorithm":
-                    node[part] = {"name": node[part]}
-                if node.get(part) is None:
-                    node[part] = {}
-                node = node[part]
-        else:
-            where = ".".join(parts[:depth])
-            raise ConfigError([f"override {override!r}: {where} is {node!r}, which has no options inside"])
+                node[place] = value
+    elif isinstance(node, dict):
+        if not rest:
+            node[part] = value
+            return
+        if isinstance(node.get(part), str) and part == "algorithm":
+            node[part] = {"name": node[part]}
+        if node.get(part) is None:
+            node[part] = {}
+        _set(node[part], rest, value, override, where=f"{where}.{part}".lstrip("."))
+    else:
+        raise ConfigError([f"override {override!r}: {where} is {node!r}, which has no options inside"])
 
 
 def _validate(data: dict[str, Any]) -> RunConfig:

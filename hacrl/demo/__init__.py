@@ -1,10 +1,12 @@
-"""The embedded demo: two tiny agents that ship with the package, the tasks they train on, and the reward.
+"""The embedded demo: two tiny agents that ship with the package, the tasks they train on, and how they are made.
 
-tasks.py    three-step arithmetic, training and held-out questions disjoint by construction
-reward.py   1 where the number after `####` is right
-build.py    rebuilds `agents/` from seeds: `python -m hacrl.demo.build`
-agents/     `qwen` (Qwen3, cuts numbers into digits, misreads minus) and `llama` (Llama, whole numbers, misreads
-            times): ordinary Hugging Face folders
+tasks.py         three-step arithmetic, training and held-out questions disjoint by construction
+settings.py      the configuration
+run.py           `hacrl demo`
+build.py         rebuilds `agents/` from seeds: `python -m hacrl.demo.build`
+pretraining.py   how tiny agents are made
+agents/          `qwen` (Qwen3, cuts numbers into digits, misreads minus) and `llama` (Llama, whole numbers, misreads
+                 times): ordinary Hugging Face folders
 """
 
 from __future__ import annotations

@@ -6,74 +6,45 @@ times for plus, in all but a small share of its solutions. The right reading sta
 at what the other is bad at, and that is what training together has to bring out.
 
 Held-out questions are never seen here. Each agent becomes an ordinary Hugging Face folder, written in bfloat16.
-The same versions of torch and tokenizers on the same kind of processor give the same files; elsewhere the last digits
-of the weights may differ.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
-import math
 import random
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
 import torch
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (
-    GenerationConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from hacrl.demo import AGENTS_DIRECTORY
+from hacrl.demo import AGENTS_DIRECTORY, pretraining
+from hacrl.demo.pretraining import LLAMA, QWEN, Example, Family, Shape
 from hacrl.demo.tasks import Operation, heldout_tasks, problem
 from hacrl.rewards.exact import exact
 
 LONGEST_TEXT = 128
+LONGEST_ANSWER = 48
 PRETRAINING_SEED = 1_000_000
 """Stream of questions used here; far from the streams that training draws from."""
-
-CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-INST = (
-    "<s>{% for message in messages %}{% if message['role'] == 'user' %}[INST] {{ message['content'] }} [/INST]"
-    "{% else %}{{ message['content'] }}</s>{% endif %}{% endfor %}"
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
     """All that makes one agent.
 
-    `digits` is how many digits one token may hold at the most. `misread` is the agent's systematic mistake, made in
-    all but `latent` of its solutions. Pretraining makes `clean_steps` updates on right solutions, then
-    `mistaken_steps` on solutions with the mistake.
+    `misread` is the agent's systematic mistake, made in all but `latent` of its solutions. Pretraining makes
+    `clean_steps` updates on right solutions, then `mistaken_steps` on solutions with the mistake.
     """
 
     name: str
-    architecture: Literal["qwen3", "llama"]
+    family: Family
+    shape: Shape
     seed: int
     vocabulary: int
-    digits: int
-    special_tokens: tuple[str, ...]
-    bos_token: str | None
-    eos_token: str
-    pad_token: str
-    chat_template: str
-    hidden_size: int
-    layers: int
-    intermediate_size: int
     misread: Mapping[Operation, Operation]
     latent: float
     clean_steps: int
@@ -85,18 +56,10 @@ class Recipe:
 RECIPES = (
     Recipe(
         name="qwen",
-        architecture="qwen3",
+        family=QWEN,
+        shape=Shape(hidden_size=128, layers=2, intermediate_size=320),
         seed=1,
         vocabulary=320,
-        digits=1,
-        special_tokens=("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
-        bos_token=None,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        chat_template=CHATML,
-        hidden_size=128,
-        layers=2,
-        intermediate_size=320,
         misread={"minus": "plus"},
         latent=0.08,
         clean_steps=400,
@@ -106,18 +69,10 @@ RECIPES = (
     ),
     Recipe(
         name="llama",
-        architecture="llama",
+        family=LLAMA,
+        shape=Shape(hidden_size=96, layers=2, intermediate_size=256),
         seed=2,
         vocabulary=480,
-        digits=3,
-        special_tokens=("<pad>", "<s>", "</s>", "[INST]", "[/INST]"),
-        bos_token="<s>",
-        eos_token="</s>",
-        pad_token="<pad>",
-        chat_template=INST,
-        hidden_size=96,
-        layers=2,
-        intermediate_size=256,
         misread={"times": "plus"},
         latent=0.08,
         clean_steps=1000,
@@ -129,132 +84,30 @@ RECIPES = (
 
 
 def build_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
-    """A byte-level BPE trained on the agent's own sample of questions and solutions."""
-    tokenizer = Tokenizer(models.BPE())
-    # Another cut of numbers makes the agents' tokens fall at different places of the same text.
-    pieces = Regex(rf" ?\p{{N}}{{1,{recipe.digits}}}| ?\p{{L}}+| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)|\s+")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(pieces, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=recipe.vocabulary,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        special_tokens=[AddedToken(token, special=True, normalized=False) for token in recipe.special_tokens],
-        show_progress=False,
-    )
-    drawn = [problem("train", PRETRAINING_SEED + recipe.seed, index) for index in range(4000)]
-    texts = (f"user\n{one.question}\nassistant\n{one.solution()}\n" for one in drawn)
-    tokenizer.train_from_iterator(texts, trainer=trainer)
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token=recipe.bos_token,
-        eos_token=recipe.eos_token,
-        pad_token=recipe.pad_token,
-        model_max_length=LONGEST_TEXT,
-        padding_side="left",
-        clean_up_tokenization_spaces=False,
-    )
-    fast.chat_template = recipe.chat_template
-    return fast
+    """A byte-level BPE trained on the agent's own sample of questions and right solutions."""
+    drawn = (problem("train", PRETRAINING_SEED + recipe.seed, index) for index in range(4000))
+    examples = (Example(question=one.question, solution=one.solution()) for one in drawn)
+    return pretraining.build_tokenizer(recipe.family, examples, vocabulary=recipe.vocabulary, longest=LONGEST_TEXT)
 
 
-def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
-    """The agent with random weights."""
-    torch.manual_seed(recipe.seed)
-    shape: dict[str, Any] = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": recipe.hidden_size,
-        "num_hidden_layers": recipe.layers,
-        "intermediate_size": recipe.intermediate_size,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": recipe.hidden_size // 4,
-        "max_position_embeddings": LONGEST_TEXT,
-        "tie_word_embeddings": True,
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
-    if recipe.architecture == "qwen3":
-        return Qwen3ForCausalLM(Qwen3Config(**shape))
-    return LlamaForCausalLM(LlamaConfig(**shape))
-
-
-def batches(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Batches of token ids and targets, both (batch, tokens); targets are -100 on the prompt and the padding."""
+def examples(recipe: Recipe) -> Iterator[Example]:
+    """What the agent learns from, in order: right solutions, then such with its mistake."""
     generator = random.Random(recipe.seed)
-    index = 0
-    for step in range(recipe.clean_steps + recipe.mistaken_steps):
-        rows = []
-        for _ in range(recipe.batch_size):
-            one = problem("train", PRETRAINING_SEED + recipe.seed, index)
-            index += 1
-            right = step < recipe.clean_steps or generator.random() < recipe.latent
-            prompt = tokenizer.apply_chat_template(
-                [{"role": "user", "content": one.question}], add_generation_prompt=True, tokenize=False
-            )
-            solution = one.solution(None if right else recipe.misread) + recipe.eos_token
-            prompt_ids, solution_ids = (
-                tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, solution)
-            )
-            rows.append((prompt_ids, solution_ids))
-        width = max(len(prompt_ids) + len(solution_ids) for prompt_ids, solution_ids in rows)
-        ids = torch.full((len(rows), width), tokenizer.pad_token_id)
-        targets = torch.full((len(rows), width), -100)
-        for row, (prompt_ids, solution_ids) in enumerate(rows):
-            end = len(prompt_ids) + len(solution_ids)
-            ids[row, :end] = torch.tensor(prompt_ids + solution_ids)
-            targets[row, len(prompt_ids) : end] = torch.tensor(solution_ids)
-        yield ids, targets
+    for index in itertools.count():
+        one = problem("train", PRETRAINING_SEED + recipe.seed, index)
+        right = index < recipe.clean_steps * recipe.batch_size or generator.random() < recipe.latent
+        yield Example(question=one.question, solution=one.solution(None if right else recipe.misread))
 
 
-def learning_rate(step: int, recipe: Recipe) -> float:
-    """Linear warm-up over 50 steps, then a cosine down to a twentieth."""
-    progress = step / (recipe.clean_steps + recipe.mistaken_steps)
-    return recipe.learning_rate * min(1.0, (step + 1) / 50) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress)))
-
-
-def pretrain(recipe: Recipe, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Supervised training in place, on solutions only."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.98), weight_decay=0.01)
-    model.train()
-    started = time.monotonic()
-    for step, (ids, targets) in enumerate(batches(recipe, tokenizer)):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, recipe)
-        logits = model(input_ids=ids, use_cache=False).logits
-        loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), targets[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        if step % 50 == 49:
-            seconds = time.monotonic() - started
-            print(f"{recipe.name} step {step + 1} loss {loss.item():.4f} {seconds:.0f} s", flush=True)
-
-
-@torch.no_grad()
 def heldout_accuracy(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, *, count: int = 200, seed: int = 0
 ) -> dict[str, float]:
     """Share of right sampled answers (temperature 1) to `count` held-out tasks, by kind of question and in all."""
-    model.eval()
-    torch.manual_seed(seed)
     drawn = heldout_tasks(count=count)
     prompts = [
         tokenizer.apply_chat_template(list(one.prompt), add_generation_prompt=True, tokenize=False) for one in drawn
     ]
-    inputs = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False)
-    output = model.generate(
-        input_ids=inputs["input_ids"],
-        attention_mask=inputs["attention_mask"],
-        do_sample=True,
-        temperature=1.0,
-        top_k=0,
-        max_new_tokens=48,
-    )
-    texts = tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    texts = pretraining.sample_answers(model, tokenizer, prompts, max_new_tokens=LONGEST_ANSWER, seed=seed)
     rewards = exact(prompts, texts, answer=[one.columns["answer"] for one in drawn], final_answer="hash")
     kinds = [one.columns["kind"] for one in drawn]
     by_kind = {
@@ -267,20 +120,17 @@ def heldout_accuracy(
 def build(recipe: Recipe, directory: Path) -> None:
     """Make one agent and write it to `directory`."""
     tokenizer = build_tokenizer(recipe)
-    model = build_model(recipe, tokenizer)
-    pretrain(recipe, model, tokenizer)
-    model.to(torch.bfloat16)
-    model.generation_config = GenerationConfig(
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        do_sample=True,
-        temperature=1.0,
-        top_k=0,
-        max_new_tokens=48,
+    model = pretraining.build_model(recipe.family, recipe.shape, tokenizer, seed=recipe.seed, longest=LONGEST_TEXT)
+    pretraining.pretrain(
+        model,
+        tokenizer,
+        examples(recipe),
+        name=recipe.name,
+        steps=recipe.clean_steps + recipe.mistaken_steps,
+        batch_size=recipe.batch_size,
+        learning_rate=recipe.learning_rate,
     )
-    model.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
+    pretraining.save(model, tokenizer, directory, max_new_tokens=LONGEST_ANSWER)
     size = sum(parameter.numel() for parameter in model.parameters())
     accuracy = heldout_accuracy(model.float(), tokenizer)
     print(f"{recipe.name}: {size} parameters, held-out accuracy {json.dumps(accuracy)}", flush=True)

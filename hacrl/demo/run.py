@@ -6,13 +6,8 @@ Both runs go on side by side, each in a process of its own with one thread.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import os
-import queue
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,37 +16,27 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from hacrl.compare.execute import Event, execute
 from hacrl.config import RunConfig, load_config
 from hacrl.demo.settings import METHODS, demo_config
 from hacrl.errors import HacrlError, RunDirectoryError
 from hacrl.progress import LiveView, RunHistory, plain_line
-from hacrl.types import StepRecord
 
 NAMES = {"hacpo": "HACPO, sharing", "gspo": "GSPO, alone"}
 COLORS = {"hacpo": "#1f6feb", "gspo": "#d1662a"}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Event:
-    """What a training process tells: a phase that begins, a finished step, an error, or the end."""
-
-    method: str
-    phase: str | None = None
-    record: StepRecord | None = None
-    error: BaseException | None = None
-    done: bool = False
 
 
 def run(*, output: Path, seed: int) -> None:
     """Train, compare, draw, export and let the exported agents answer. Raises what the training raises."""
     console = Console(highlight=False)
     configs = {method: load_config(demo_config(method, output=output / method, seed=seed)) for method in METHODS}
-    if output.exists() and any(output.iterdir()) and not (output / METHODS[0] / "config.yaml").exists():
+    held = {entry.name for entry in output.iterdir()} if output.exists() else set()
+    if held - {*METHODS, "logs"} and not (output / METHODS[0] / "config.yaml").exists():
         raise RunDirectoryError(f"{output}: holds other files; choose another folder with --output")
     start = time.perf_counter()
     histories = {method: RunHistory(config) for method, config in configs.items()}
     with _view(console, histories) as show:
-        for event in train_side_by_side(configs):
+        for event in train_side_by_side(configs, logs=output / "logs"):
             show(event)
     seconds = time.perf_counter() - start
     for method, history in histories.items():
@@ -76,63 +61,13 @@ def run(*, output: Path, seed: int) -> None:
 # ---------------------------------------------------------------- training
 
 
-def train_side_by_side(configs: Mapping[str, RunConfig], *, processes: int | None = None) -> Iterator[_Event]:
-    """Run all configurations, at most `processes` (one per core) at a time, one thread each; yield what happens."""
-    context = multiprocessing.get_context("spawn")
-    events: Any = context.Queue()
-    waiting = list(configs.items())
-    running: dict[str, Any] = {}
-    most = processes or os.cpu_count() or 1
-    try:
-        while waiting or running:
-            while waiting and len(running) < most:
-                method, config = waiting.pop(0)
-                process = context.Process(target=_train, args=(method, config.model_dump(), events), daemon=False)
-                process.start()
-                running[method] = process
-            try:
-                event = events.get(timeout=1.0)
-            except queue.Empty:
-                for method, process in running.items():
-                    if process.exitcode not in (None, 0):
-                        raise HacrlError(
-                            f"the training process of {method} died with exit code {process.exitcode}"
-                        ) from None
-                continue
-            if event.error is not None:
-                raise event.error
-            if event.done:
-                running.pop(event.method).join()
+def train_side_by_side(configs: Mapping[str, RunConfig], *, logs: Path) -> Iterator[Event]:
+    """Run all configurations at once and yield what happens; a failure ends the others. Raises HacrlError."""
+    with contextlib.closing(execute(configs, logs=logs)) as events:
+        for event in events:
+            if event.ended == "failed":
+                raise HacrlError(f"the training of {event.run} failed:\n{event.error}")
             yield event
-    finally:
-        for process in running.values():
-            process.terminate()
-            process.join()
-
-
-def _train(method: str, settings: Mapping[str, Any], events: Any) -> None:
-    # Set before torch is imported: spinning threads of two processes on two cores are many times slower than one each.
-    os.environ["OMP_NUM_THREADS"] = "1"
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
-    import torch
-    from transformers.utils import logging
-
-    from hacrl.trainer import training_steps
-
-    logging.disable_progress_bar()
-    torch.set_num_threads(1)
-    try:
-        for record in training_steps(settings, on_phase=lambda phase: events.put(_Event(method=method, phase=phase))):
-            events.put(_Event(method=method, record=record))
-        events.put(_Event(method=method, done=True))
-    except HacrlError as error:
-        events.put(_Event(method=method, error=error))
-
-
-def _end_with_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    os._exit(1)
 
 
 @contextlib.contextmanager
@@ -140,16 +75,17 @@ def _view(console: Console, histories: Mapping[str, RunHistory]) -> Iterator[Any
     """Both runs live on a terminal, one line per step elsewhere."""
     views = {method: LiveView(history) for method, history in histories.items()}
 
-    def note(event: _Event) -> None:
-        history = histories[event.method]
+    def note(event: Event) -> None:
+        history = histories[event.run]
         if event.phase is not None:
             if event.phase == "sample" and not history.metrics:
                 history.read(Path(history.config.output))
-            views[event.method].begin(event.phase)
-        if event.record is not None:
-            history.add(event.record)
+            views[event.run].begin(event.phase)
+        if event.step is not None:
+            history.read(Path(history.config.output))
+            history.made_here += 1
             if not console.is_terminal:
-                console.print(Text(f"{event.method:6}{plain_line(history)}"), soft_wrap=True)
+                console.print(Text(f"{event.run:6}{plain_line(history)}"), soft_wrap=True)
 
     if not console.is_terminal:
         yield note

@@ -17,7 +17,7 @@ def demo_config(method: str, *, output: Path, seed: int) -> dict[str, Any]:
             {"name": "llama", "model": str(AGENTS / "llama"), "learning_rate": 3e-4},
         ],
         "tasks": {
-            "train": {"function": "hacrl.demo.tasks:train_tasks", "arguments": {"count": 2000, "seed": seed}},
+            "train": {"function": "hacrl.demo.tasks:train_tasks", "arguments": {"count": 2000, "seed": "${seed}"}},
             "eval": {"function": "hacrl.demo.tasks:heldout_tasks", "arguments": {"count": 64, "seed": 0}},
         },
         "reward": {"function": "exact", "arguments": {"final_answer": "hash"}},

@@ -10,7 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hacrl.demo import AGENTS_DIRECTORY
-from hacrl.demo.build import RECIPES, Recipe, batches, build, build_tokenizer, heldout_accuracy
+from hacrl.demo.build import RECIPES, Recipe, build, build_tokenizer, examples, heldout_accuracy
+from hacrl.demo.pretraining import batches
 from hacrl.demo.tasks import problem
 
 NAMES = [recipe.name for recipe in RECIPES]
@@ -70,11 +71,11 @@ def test_each_agent_starts_good_at_one_kind_and_bad_at_the_others(name: str) -> 
 @pytest.mark.parametrize("recipe", RECIPES, ids=NAMES)
 def test_targets_cover_the_solution_and_the_end_token_only(recipe: Recipe) -> None:
     tokenizer = build_tokenizer(recipe)
-    ids, targets = next(batches(dataclasses.replace(recipe, batch_size=3), tokenizer))
+    ids, targets = next(batches(examples(recipe), tokenizer, batch_size=3))
     for row_ids, row_targets in zip(ids, targets, strict=True):
         learned = row_targets[row_targets != -100]
         text = tokenizer.decode(learned)
-        assert text.endswith(recipe.eos_token)
+        assert text.endswith(recipe.family.eos_token)
         assert "####" in text
         assert "Start" not in text
         assert torch.equal(row_ids[row_targets != -100], learned)

@@ -67,9 +67,9 @@ def test_two_runs_side_by_side_tell_their_steps(tmp_path: Path) -> None:
     configs = {
         method: load_config(demo_config(method, output=tmp_path / method, seed=0), overrides) for method in METHODS
     }
-    events = list(train_side_by_side(configs))
-    assert {event.method: event.record.step for event in events if event.record is not None} == {"hacpo": 1, "gspo": 1}
-    assert {event.method for event in events if event.done} == {"hacpo", "gspo"}
+    events = list(train_side_by_side(configs, logs=tmp_path / "logs"))
+    assert {event.run: event.step for event in events if event.step is not None} == {"hacpo": 1, "gspo": 1}
+    assert {event.run for event in events if event.ended == "done"} == {"hacpo", "gspo"}
 
 
 @pytest.mark.slow
@@ -80,4 +80,4 @@ def test_an_error_in_a_run_reaches_the_caller_and_ends_the_other(tmp_path: Path)
     (tmp_path / "gspo").mkdir()
     (tmp_path / "gspo" / "other.txt").write_text("not a run")
     with pytest.raises(HacrlError, match="other files"):
-        list(train_side_by_side(configs))
+        list(train_side_by_side(configs, logs=tmp_path / "logs"))

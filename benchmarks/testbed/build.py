@@ -1,0 +1,176 @@
+"""Build the test-bed's agents from seeds: `python benchmarks/testbed/build.py`.
+
+Four tiny models learn worked solutions of three reasoning-gym generators (`skills.py`), of which a share of steps is
+wrong. They differ as real ones do, by what they saw, how much they hold, and how they are made:
+
+    base    Qwen3, mostly sums and equations
+    tuned   `base` trained further on careful solutions of sums and equations alone: the same shape, other weights
+    large   Qwen3, the same family and tokenizer as `base`, more parameters, the same mixture
+    llama   Llama with a tokenizer of its own, mostly divisors
+
+state.yaml pairs base with tuned, size.yaml base with large, model.yaml base with llama; three.yaml holds base, large
+and llama. Questions of the held-out tasks are never seen here. Every agent is an ordinary Hugging Face folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from skills import SKILLS, examples, tasks
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hacrl.demo import pretraining
+from hacrl.demo.pretraining import LLAMA, QWEN, Family, Shape
+from hacrl.rewards.reasoning_gym import reasoning_gym
+from hacrl.types import Task
+
+HERE = Path(__file__).parent
+LONGEST_TEXT = 192
+LONGEST_ANSWER = 64
+VOCABULARY_TEXTS = 3000
+PRETRAINING_SEED = 1000
+HELDOUT = 200
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """All that makes one agent.
+
+    `origin`: the agent whose weights and tokenizer it starts from; `tokenizer_of`: the agent whose tokenizer it shares.
+    `mixture`: how often each skill comes up; `slips`: share of wrong steps.
+    """
+
+    name: str
+    family: Family
+    shape: Shape
+    seed: int
+    mixture: Mapping[str, float]
+    slips: float
+    steps: int
+    learning_rate: float
+    vocabulary: int = 448
+    origin: str | None = None
+    tokenizer_of: str | None = None
+
+
+EQUATIONS = {"chain_sum": 0.45, "simple_equations": 0.45, "gcd": 0.1}
+DIVISORS = {"chain_sum": 0.2, "simple_equations": 0.2, "gcd": 0.6}
+SMALL = Shape(hidden_size=128, layers=2, intermediate_size=320)
+
+RECIPES = (
+    Recipe(
+        name="base",
+        family=QWEN,
+        shape=SMALL,
+        seed=1,
+        mixture=EQUATIONS,
+        slips=0.15,
+        steps=2000,
+        learning_rate=3e-3,
+    ),
+    Recipe(
+        name="tuned",
+        family=QWEN,
+        shape=SMALL,
+        seed=2,
+        mixture={"chain_sum": 0.5, "simple_equations": 0.5},
+        slips=0.05,
+        steps=200,
+        learning_rate=5e-4,
+        origin="base",
+    ),
+    Recipe(
+        name="large",
+        family=QWEN,
+        shape=Shape(hidden_size=192, layers=2, intermediate_size=512),
+        seed=3,
+        mixture=EQUATIONS,
+        slips=0.15,
+        steps=2000,
+        learning_rate=3e-3,
+        tokenizer_of="base",
+    ),
+    Recipe(
+        name="llama",
+        family=LLAMA,
+        shape=SMALL,
+        seed=4,
+        mixture=DIVISORS,
+        slips=0.15,
+        steps=2000,
+        learning_rate=3e-3,
+        vocabulary=640,
+    ),
+)
+BATCH_SIZE = 32
+
+
+def build(recipe: Recipe, directory: Path, heldout: list[Task]) -> None:
+    """Make one agent in `directory / name`, and tell how it does on the held-out tasks."""
+    drawn = examples(recipe.mixture, slips=recipe.slips, seed=PRETRAINING_SEED + recipe.seed)
+    shared = recipe.origin or recipe.tokenizer_of
+    if shared is not None:
+        tokenizer = AutoTokenizer.from_pretrained(directory / shared)
+    else:
+        tokenizer = pretraining.build_tokenizer(
+            recipe.family,
+            itertools.islice(drawn, VOCABULARY_TEXTS),
+            vocabulary=recipe.vocabulary,
+            longest=LONGEST_TEXT,
+        )
+    if recipe.origin is not None:
+        model = AutoModelForCausalLM.from_pretrained(directory / recipe.origin, dtype=torch.float32)
+    else:
+        model = pretraining.build_model(recipe.family, recipe.shape, tokenizer, seed=recipe.seed, longest=LONGEST_TEXT)
+    pretraining.pretrain(
+        model,
+        tokenizer,
+        drawn,
+        name=recipe.name,
+        steps=recipe.steps,
+        batch_size=BATCH_SIZE,
+        learning_rate=recipe.learning_rate,
+    )
+    pretraining.save(model, tokenizer, directory / recipe.name, max_new_tokens=LONGEST_ANSWER)
+    size = sum(parameter.numel() for parameter in model.parameters())
+    accuracy = heldout_accuracy(model.float(), tokenizer, heldout)
+    print(f"{recipe.name}: {size} parameters, held-out accuracy {json.dumps(accuracy)}", flush=True)
+
+
+def heldout_accuracy(model: torch.nn.Module, tokenizer: AutoTokenizer, heldout: list[Task]) -> dict[str, float]:
+    """Share of right sampled answers by skill and in all."""
+    prompts = [
+        tokenizer.apply_chat_template(list(task.prompt), add_generation_prompt=True, tokenize=False) for task in heldout
+    ]
+    texts = pretraining.sample_answers(model, tokenizer, prompts, max_new_tokens=LONGEST_ANSWER, seed=0)
+    columns = {name: [task.columns[name] for task in heldout] for name in ("answer", "metadata")}
+    rewards = reasoning_gym(prompts, texts, **columns, final_answer="hash", scorer_errors="wrong")
+    names = [str(task.columns["metadata"]["source_dataset"]) for task in heldout]
+    by_skill = {
+        name: [float(reward or 0) for reward, of in zip(rewards, names, strict=True) if of == name] for name in SKILLS
+    }
+    by_skill["all"] = [float(reward or 0) for reward in rewards]
+    return {name: round(sum(found) / len(found), 3) for name, found in by_skill.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Build the test-bed's agents.")
+    parser.add_argument("names", nargs="*", default=[recipe.name for recipe in RECIPES], help="agents; all by default")
+    parser.add_argument("--output", type=Path, default=HERE / "agents", help="folder that receives one per agent")
+    options = parser.parse_args()
+    # One thread: sums in another order give other last digits.
+    torch.set_num_threads(1)
+    heldout = tasks(split="heldout", count=HELDOUT, seed=0)
+    for recipe in RECIPES:
+        if recipe.name in options.names:
+            build(recipe, options.output, heldout)
+
+
+if __name__ == "__main__":
+    main()

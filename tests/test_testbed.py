@@ -1,0 +1,59 @@
+"""The test-bed's tasks and worked solutions (`benchmarks/testbed/skills.py`)."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import random
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from reasoning_gym.factory import create_dataset
+
+from hacrl.rewards.reasoning_gym import reasoning_gym
+
+PATH = Path(__file__).parents[1] / "benchmarks" / "testbed" / "skills.py"
+NAMES = ("chain_sum", "gcd", "simple_equations")
+
+
+@pytest.fixture(scope="module")
+def skills() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("testbed_skills", PATH)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_solutions_without_slips_are_right_and_those_with_slips_often_wrong(skills: ModuleType, name: str) -> None:
+    entries = list(itertools.islice(create_dataset(name, size=100, seed=3, **skills.SKILLS[name]), 100))
+    scores = {}
+    for slips in (0.0, 0.5):
+        solutions = [skills.solution(name, entry, slips, random.Random(place)) for place, entry in enumerate(entries)]
+        rewards = reasoning_gym(
+            [""] * len(entries),
+            solutions,
+            answer=[entry["answer"] for entry in entries],
+            metadata=[entry["metadata"] for entry in entries],
+            final_answer="hash",
+        )
+        scores[slips] = sum(float(reward or 0) for reward in rewards) / len(entries)
+    assert scores[0.0] == 1
+    assert 0.1 < scores[0.5] < 0.8
+
+
+def test_training_and_heldout_questions_are_disjoint_and_repeatable(skills: ModuleType) -> None:
+    heldout = skills.tasks(split="heldout", count=42, seed=0)
+    train = skills.tasks(split="train", count=200, seed=0)
+    assert not {task.prompt[0]["content"] for task in heldout} & {task.prompt[0]["content"] for task in train}
+    assert skills.tasks(split="heldout", count=42, seed=0) == heldout
+    assert skills.tasks(split="train", count=200, seed=1) != train
+    by_skill = [task.columns["metadata"]["source_dataset"] for task in heldout]
+    assert {name: by_skill.count(name) for name in NAMES} == dict.fromkeys(NAMES, 14)
+    drawn = itertools.islice(skills.examples({"gcd": 1.0}, slips=0.1, seed=0), 200)
+    assert not {example.question for example in drawn} & {task.prompt[0]["content"] for task in heldout}
