@@ -19,6 +19,7 @@ from typing import Any
 from measure import environment, write
 
 from hacrl import load_config
+from hacrl.preflight import prepare
 
 LIBRARIES = """
 import json, resource
@@ -79,17 +80,18 @@ def main() -> None:
     parser.add_argument("--results", type=Path)
     options = parser.parse_args()
     config = load_config(options.config)
+    prepared = prepare(config)
     libraries = measured(LIBRARIES, threads=options.threads)
     agents = []
     for agent in config.agents:
         limits = config.sampling_of(agent)
-        # The run's own micro-batch: all rows of a minibatch, as far as micro_batch_tokens lets them.
-        longest = limits.max_prompt_tokens + limits.max_new_tokens
-        rows = max(1, min(config.minibatch_rows(agent), agent.micro_batch_tokens // longest))
+        # The run's own micro-batch: all rows of a minibatch, as far as micro_batch_tokens lets them, no longer than
+        # its tasks make them.
+        prompt = max(len(prepared.encoders[agent.name].prompt_ids(task.prompt)) for task in prepared.train)
+        rows = max(1, min(config.minibatch_rows(agent), agent.micro_batch_tokens // (prompt + limits.max_new_tokens)))
         seen = measured(
-            MICRO_BATCH, agent.model, str(rows), str(limits.max_prompt_tokens), str(limits.max_new_tokens),
-            threads=options.threads,
-        )  # fmt: skip
+            MICRO_BATCH, agent.model, str(rows), str(prompt), str(limits.max_new_tokens), threads=options.threads
+        )
         weights = 4 * seen["parameters"]
         agents.append(
             {
@@ -99,7 +101,7 @@ def main() -> None:
                 "gradients": weights,
                 "optimizer": 2 * weights,
                 "micro_batch": seen["peak"] - libraries - 2 * weights,
-                "micro_batch_rows": rows,
+                "micro_batch_shape": [rows, prompt + limits.max_new_tokens],
             }
         )
     with tempfile.TemporaryDirectory() as folder:
