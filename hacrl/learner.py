@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers import get_scheduler
 
 from hacrl.algorithms.algorithm import Algorithm, LossBatch, LossOutput
 from hacrl.algorithms.ops import k3_kl, truncated_importance
@@ -23,7 +22,7 @@ from hacrl.config import AgentConfig
 from hacrl.encode import Batch, collate, micro_batches
 from hacrl.errors import NonFiniteError
 from hacrl.metrics import Metrics
-from hacrl.optimizer import build_optimizer, stepping
+from hacrl.optimizer import build_optimizer, build_scheduler, stepping
 from hacrl.policy import Policy
 from hacrl.seeds import derive_seed
 from hacrl.types import TrainingSample
@@ -79,13 +78,7 @@ class Learner:
         self.parameters = list(policy.trained_parameters().values())
         self.optimizer = build_optimizer(self.parameters, agent)
         warmup = agent.schedule.warmup_steps
-        self.scheduler = get_scheduler(
-            # transformers' plain `constant` knows no warm-up.
-            "constant_with_warmup" if agent.schedule.name == "constant" else agent.schedule.name,
-            self.optimizer,
-            num_warmup_steps=warmup,
-            num_training_steps=steps,
-        )
+        self.scheduler = build_scheduler(self.optimizer, agent, steps=steps)
         if warmup > 0:
             # Its warm-up begins at 0, and a step whose rollouts move nothing would be wasted.
             self._advance_schedule()

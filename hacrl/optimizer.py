@@ -1,4 +1,4 @@
-"""The optimizer that an agent's configuration names."""
+"""The optimizer and the schedule of its learning rate that an agent's configuration names."""
 
 from __future__ import annotations
 
@@ -39,6 +39,26 @@ def build_optimizer(parameters: Iterable[nn.Parameter], agent: AgentConfig) -> t
         optimizer: torch.optim.Optimizer = AdamW8bit(parameters, **arguments)
         return optimizer
     return torch.optim.AdamW(parameters, **arguments)
+
+
+def build_scheduler(
+    optimizer: torch.optim.Optimizer, agent: AgentConfig, *, steps: int
+) -> torch.optim.lr_scheduler.LRScheduler:
+    """The learning rate over `steps` training steps, as the agent's `schedule` says."""
+    schedule = agent.schedule
+    if schedule.name == "constant" and schedule.warmup_steps == 0:
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+    # Here, for with it comes peft, which few runs with a plain constant rate need.
+    from transformers import get_scheduler
+
+    scheduler: torch.optim.lr_scheduler.LRScheduler = get_scheduler(
+        # transformers' plain `constant` knows no warm-up.
+        "constant_with_warmup" if schedule.name == "constant" else schedule.name,
+        optimizer,
+        num_warmup_steps=schedule.warmup_steps,
+        num_training_steps=steps,
+    )
+    return scheduler
 
 
 def stepping(device: torch.device) -> contextlib.AbstractContextManager[Any]:

@@ -55,8 +55,12 @@ class Side:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.kill()
-        self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()  # no more orders: the side ends, and takes its temporary files with it
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
 
     def step(self, **order: Any) -> dict[str, Any]:
         assert self._process.stdin is not None

@@ -20,12 +20,22 @@ from pathlib import Path
 
 from measure import write
 
+from hacrl.demo.settings import AGENTS
+
 HACRL = str(Path(sys.executable).with_name("hacrl"))
 
 
 def help_seconds() -> float:
     start = time.perf_counter()
     subprocess.run([HACRL, "--help"], stdout=subprocess.DEVNULL, check=True)
+    return time.perf_counter() - start
+
+
+def floor_seconds() -> float:
+    """A process that imports torch and transformers and loads one of the demo's agents, and nothing else."""
+    code = f"from transformers import AutoModelForCausalLM as M; M.from_pretrained({str(AGENTS / 'qwen')!r})"
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL, check=True)
     return time.perf_counter() - start
 
 
@@ -63,6 +73,7 @@ def main() -> None:
     demo = [demo_seconds() for _ in range(options.rounds)]
     result = {
         "help": statistics.median(help_seconds() for _ in range(options.rounds)),
+        "libraries_and_one_model": statistics.median(floor_seconds() for _ in range(options.rounds)),
         "demo_evaluated": statistics.median(evaluated for evaluated, _ in demo),
         "demo_first_step": statistics.median(stepped for _, stepped in demo),
         "rounds": demo,

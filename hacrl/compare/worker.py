@@ -32,7 +32,8 @@ def main() -> int:
     config = RunConfig.model_validate_json(sys.stdin.read())
     stop = StopRequest()
     with stop.on_signals():
-        import datasets
+        # By its environment, for datasets takes long to import and few task sources need it.
+        os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
         import torch
         import transformers
 
@@ -40,7 +41,6 @@ def main() -> int:
 
         torch.set_num_threads(1)
         transformers.utils.logging.disable_progress_bar()
-        datasets.disable_progress_bars()
         try:
             for record in training_steps(config, stop=stop, on_phase=lambda phase: tell(phase=phase)):
                 tell(step=record.step)
