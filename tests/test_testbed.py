@@ -54,6 +54,7 @@ def test_training_and_heldout_questions_are_disjoint_and_repeatable(skills: Modu
     assert skills.tasks(split="heldout", count=42, seed=0) == heldout
     assert skills.tasks(split="train", count=200, seed=1) != train
     by_skill = [task.columns["metadata"]["source_dataset"] for task in heldout]
-    assert {name: by_skill.count(name) for name in NAMES} == dict.fromkeys(NAMES, 14)
+    # In turn, but for the few questions that came before.
+    assert all(12 <= by_skill.count(name) <= 16 for name in NAMES)
     drawn = itertools.islice(skills.examples({"gcd": 1.0}, slips=0.1, seed=0), 200)
     assert not {example.question for example in drawn} & {task.prompt[0]["content"] for task in heldout}

@@ -41,7 +41,8 @@ _STREAM = 1_000_000
 
 
 def tasks(*, split: Split, count: int, seed: int) -> list[Task]:
-    """The first `count` different questions of a stream, the skills in turn; scored by the reward `reasoning_gym`."""
+    """The first `count` different questions of a stream, the skills in turn (a question that came before is passed
+    over); scored by the reward `reasoning_gym`."""
     streams = itertools.cycle([_entries(name, split, seed) for name in SKILLS])
     found: dict[str, Task] = {}
     for stream in streams:
