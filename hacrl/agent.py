@@ -113,8 +113,7 @@ class Agent:
         return completions
 
     def sample_evaluation(self, tasks: Sequence[Task], settings: EvaluationConfig | None = None) -> list[Completion]:
-        """Answers to held-out tasks by these settings, the run's own if left out; the same random numbers at every
-        evaluation."""
+        """Answers to held-out tasks by these settings, the run's own if left out; the same seed at every evaluation."""
         evaluation = settings or self.run.evaluation
         return self._complete(
             tasks,

@@ -645,8 +645,9 @@ def micro_batches(
     """Cut rows into parts of at most `max_tokens` computed tokens, padding included.
 
     Computed are different rows x longest row or, where `share_prompts`, each different prompt once and every different
-    answer to it. Rows are ordered by length or, if that computes fewer tokens, by prompt. A row above `max_tokens` is a
-    part of its own. The result is a function of the arguments.
+    answer to it, to which the prompt's keys and values copied for each row are added. Rows are ordered by length or,
+    if that computes fewer tokens, by prompt. A row above `max_tokens` is a part of its own. The result is a function
+    of the arguments.
     """
     # Ids break ties, so that equal rows, which are computed once, come to lie side by side.
     by_length = sorted(
@@ -683,7 +684,8 @@ def _cut(
             longest_prompt, longest_completion = max(prompt, lengths[0]), max(completion, lengths[1])
             longest = max(whole, sum(lengths))
             different = len(prompts) + (sample.prompt_ids not in prompts)
-            shared = different * longest_prompt + rows * longest_completion
+            # Every row has a copy of its prompt's keys and values, an eighth of what a computed token leaves.
+            shared = different * longest_prompt + rows * longest_completion + rows * longest_prompt // 8
             cost = min(shared, rows * longest) if share_prompts else rows * longest
             if cost <= max_tokens or rows == 1:
                 break

@@ -326,13 +326,14 @@ class Learner:
         return {
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
-            "still_share": self.still_share,
+            "still_share": dict(self.still_share),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
-        self.still_share = state["still_share"]
+        # Checkpoints of earlier versions have none: then nothing is asked first, as it was then.
+        self.still_share |= state.get("still_share", {})
 
 
 def _kind(row: TrainingSample) -> RowKind:

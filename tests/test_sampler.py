@@ -215,3 +215,14 @@ def test_waiting_rows_take_the_places_of_ended_ones(policy: Policy, monkeypatch:
     assert rows[: len(rows) // 2] == [8] * (len(rows) // 2)
     assert len(rows) > 200
     assert max(columns) < 3 * (40 + 7)
+
+
+def test_an_ended_row_never_leaves_the_positions_that_a_model_knows(tmp_path: Path) -> None:
+    """Learned positions, as many as the longest row: ended rows wait in the batch while others fill theirs."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(vocab_size=60, n_embd=32, n_layer=2, n_head=2, n_positions=7 + 40)
+    policy = saved_policy(GPT2LMHeadModel, config, tmp_path)
+    for seed in range(6):
+        groups = sample(policy, answers=8, batch_rows=16, stop=(7, 8), new=40, seed=seed)
+        assert max(len(answer.token_ids) for group in groups for answer in group) == 40

@@ -26,8 +26,10 @@ from hacrl.policy import (
 )
 
 FLOAT32 = 4
-# Logits, their scaled copy, softmax and gradient exist together.
-LOGIT_COPIES = 4
+# Logits, their scaled copy, softmax and gradient exist together; while sampling a running sum in float64 does, too.
+LOGIT_COPIES = 6
+# Rows of unlike ages share their columns, and there is spare room behind them.
+CACHE_COLUMNS = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,7 +127,7 @@ def _estimate(config: RunConfig, agent: AgentConfig, bases: dict[tuple[Any, ...]
         if trained
         else 0,
         logits=vocabulary_rows * FLOAT32 * LOGIT_COPIES,
-        kv_cache=sizes.kv_cache(rows, longest, half),
+        kv_cache=sizes.kv_cache(rows, CACHE_COLUMNS * longest, half),
         checkpoint=trained * (FLOAT32 + 2 * state),
     )
 

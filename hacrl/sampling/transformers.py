@@ -179,8 +179,10 @@ class _Decoding:
         ended_M = stop_M | (count_M == self.max_new_tokens) | (number_M == len(self.prompts))
         self.chosen_R[slots] = chosen_M
         self.number_R[slots] = torch.where(ended_M, len(self.prompts), number_M)
-        # An ended row goes on until it is exchanged, and its count must stay a place in `tokens`.
+        # An ended row goes on until it is exchanged: its count must stay a place in `tokens`, and its position one that
+        # the model knows.
         self.count_R[slots] = torch.where(ended_M, 0, count_M)
+        self.position_R[slots] = torch.where(ended_M, 0, self.position_R[slots])
 
     def _prefill(self, rows: int) -> tuple[Any, Tensor, Tensor, Tensor]:
         """Compute the prompts of the next `rows` waiting rows, each different one once, padded on the left.

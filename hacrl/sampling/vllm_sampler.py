@@ -84,8 +84,8 @@ class VllmSampler:
 
         Raises SamplerError where the engine cannot be started, dies, or gives other log-probabilities than the policy.
         """
-        if not prompts:
-            return []
+        if not prompts or answers == 0:
+            return [[] for _ in prompts]
         engine = self._ready_engine()
         groups = engine.call(
             "sample",
