@@ -834,6 +834,14 @@ def test_equal_rows_take_the_place_of_one() -> None:
         assert [[row.index for row in part] for part in parts] == [[0, 2, 4, 1, 3, 5]]
 
 
+def test_prompts_copied_for_many_short_answers_count() -> None:
+    """500 prompt tokens are computed once, but their keys and values are held for every row."""
+    samples = [sample(500, [index, index], index=index) for index in range(50)]
+    parts = micro_batches(samples, max_tokens=2048, share_prompts=True)
+    assert max(map(len, parts)) == 24
+    assert max(500 + len(part) * 2 + len(part) * 500 // 8 for part in parts) <= 2048
+
+
 @settings(max_examples=100, deadline=None)
 @given(lengths=st.lists(st.integers(1, 40), max_size=20), max_tokens=st.integers(1, 120))
 def test_micro_batches_hold_every_row_once_and_fit(lengths: list[int], max_tokens: int) -> None:

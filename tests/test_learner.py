@@ -364,6 +364,10 @@ def test_rows_are_asked_first_only_where_most_were_still(model: Path, tmp_path: 
     assert restored.still_share == learner.still_share
     learner.update(rows, step=2)
     assert [call for call in calls if not call[1]]
+    older = {name: value for name, value in learner.state_dict().items() if name != "still_share"}
+    fresh = build(model, tmp_path)
+    fresh.load_state_dict(older)
+    assert fresh.still_share == {"own": 0.0, "foreign": 0.0}
     dropping = build(model, tmp_path, lora={"rank": 2, "dropout": 0.5})
     dropping.still_share["foreign"] = 1.0
     assert dropping.update(rows, step=1).metrics.values()["rows_still"] == 0
