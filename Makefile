@@ -16,7 +16,7 @@ export TOKENIZERS_PARALLELISM ?= false
 .PHONY: help demo test check lint types imports docs format mutation vllm
 
 help:
-	@echo 'make demo      train two tiny agents together, compare, and draw a chart (about two minutes, no network)'
+	@echo 'make demo      train two tiny agents together, compare, and draw a chart (about half a minute, no network)'
 	@echo 'make test      run the tests; SLOW=1 adds the slow ones, ARGS="-k name" is passed to pytest'
 	@echo 'make check     lint, types, imports'
 	@echo 'make format    let ruff format and fix what it can'

@@ -73,7 +73,7 @@ def demo(
     ),
     seed: Annotated[int, typer.Option(min=0, help="Seed of both runs.")] = 0,
 ) -> None:
-    """Train two tiny agents that come with the package, with and without sharing. No network, about two minutes."""
+    """Train two tiny agents that come with the package, with and without sharing. No network, about half a minute."""
     with _told_errors(), _quiet_libraries():
         from hacrl.demo.run import run
 
