@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from work import Work
+from speed.work import Work
 
 HERE = Path(__file__).resolve().parent
 

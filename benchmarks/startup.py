@@ -1,6 +1,6 @@
 """Seconds from a command to what a user waits for: `hacrl --help`, and the first training step of `hacrl demo`.
 
-python benchmarks/speed/startup.py --results benchmarks/results/speed/startup.json
+python benchmarks/startup.py --results benchmarks/results/speed/startup.json
 
 The first step of the demo is over when its record is on disk, after the evaluation of the untrained agents; `--help`
 when the process has ended.
@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from measure import write
+from speed.measure import write
 
 from hacrl.demo.settings import AGENTS
 

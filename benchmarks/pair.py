@@ -1,6 +1,6 @@
 """Two agents by HACPO against two GSPOx2 runs of TRL: the same number of optimizer updates and of rows in each.
 
-python benchmarks/speed/pair.py --model tiny --results benchmarks/results/speed/pair_tiny.json
+python benchmarks/pair.py --model tiny --results benchmarks/results/speed/pair_tiny.json
 
 A step of HACPO: both agents sample P x G answers, and each makes one update on its own and one on the other's. A step
 of TRL's GSPOx2: P x 2G answers and two updates, once for each agent. Needs `pip install -e '.[bench]'`.
@@ -14,8 +14,8 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from measure import Side, write
-from work import Work, model_folder
+from speed.measure import Side, write
+from speed.work import Work, model_folder
 
 
 def main() -> None:

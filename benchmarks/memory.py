@@ -1,6 +1,6 @@
 """Peak memory of a run against what it cannot do without: weights, gradients, optimizer state, one micro-batch.
 
-python benchmarks/speed/memory.py examples/smollm2-gemma3.yaml --results benchmarks/results/speed/memory.json
+python benchmarks/memory.py examples/smollm2-gemma3.yaml --results benchmarks/results/speed/memory.json
 
 Three processes one after the other, each with its own peak: the libraries alone; for each model one bare forward and
 backward pass over a micro-batch of the run's size; and two steps of the run itself.
@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from measure import environment, write
+from speed.measure import environment, write
 
 from hacrl import load_config
 from hacrl.preflight import prepare

@@ -1,6 +1,6 @@
 """What a step costs with more agents, by phase: HACPO with n equal tiny agents in one process.
 
-python benchmarks/speed/agents.py --results benchmarks/results/speed/agents.json
+python benchmarks/agents.py --results benchmarks/results/speed/agents.json
 
 `coordination` is the step's time outside sampling, verifying and updating: drawing tasks, credit, metrics, records on
 disk. Every learner trains on every agent's rollouts, so sampling grows with n and updating with n squared.
@@ -14,8 +14,8 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from measure import Side, write
-from work import Work, tiny_model
+from speed.measure import Side, write
+from speed.work import Work, tiny_model
 
 PHASES = ("sample", "verify", "update")
 

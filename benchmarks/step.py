@@ -1,7 +1,7 @@
 """One step of GSPO: hacrl against TRL on the same work, and against the bare calls of the model.
 
-python benchmarks/speed/step.py --model tiny --results benchmarks/results/speed/step_tiny.json
-python benchmarks/speed/step.py --model models/SmolLM2-135M-Instruct --prompts 4 --answers 4 \\
+python benchmarks/step.py --model tiny --results benchmarks/results/speed/step_tiny.json
+python benchmarks/step.py --model models/SmolLM2-135M-Instruct --prompts 4 --answers 4 \\
     --results benchmarks/results/speed/step_smollm2.json
 
 Needs `pip install -e '.[bench]'` (TRL). The sides take turns, step by step. Before the timing TRL trains on what hacrl
@@ -17,8 +17,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from measure import Side, write
-from work import Work, model_folder
+from speed.measure import Side, write
+from speed.work import Work, model_folder
 
 
 def main() -> None:
