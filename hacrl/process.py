@@ -1,4 +1,4 @@
-"""How this process uses the machine: threads that do not spin, memory that is kept."""
+"""How this process uses the machine: threads that do not spin, memory that is kept, and how much of it there is."""
 
 from __future__ import annotations
 
@@ -31,3 +31,17 @@ def keep_freed_memory() -> None:
         libc.mallopt(_MMAP_THRESHOLD, 32 * 2**20)
         libc.mallopt(_TRIM_THRESHOLD, 2**30)
         libc.mallopt(_TOP_PAD, 64 * 2**20)
+
+
+def memory_metrics() -> dict[str, float]:
+    """`memory/process_gib`: main memory that this process holds now; `memory/<device>/peak_gib`: the most that tensors
+    held on each CUDA device since the last call."""
+    import psutil
+    import torch
+
+    metrics = {"memory/process_gib": psutil.Process().memory_info().rss / 2**30}
+    if torch.cuda.is_initialized():
+        for index in range(torch.cuda.device_count()):
+            metrics[f"memory/cuda:{index}/peak_gib"] = torch.cuda.max_memory_allocated(index) / 2**30
+            torch.cuda.reset_peak_memory_stats(index)
+    return metrics

@@ -25,6 +25,7 @@ from hacrl.execution.fleet import Fleet
 from hacrl.execution.local import LocalFleet
 from hacrl.export import model_card
 from hacrl.preflight import Prepared, prepare
+from hacrl.process import memory_metrics
 from hacrl.rewards import Verifier, check_any_scored
 from hacrl.run_directory import RunDirectory
 from hacrl.step_metrics import rollout_rows, step_metrics
@@ -140,7 +141,8 @@ def _steps(
         record = StepRecord(
             step=step,
             steps=config.steps,
-            metrics=step_metrics(config, groups, credit, capability.estimate(), updates, clock.lap(), tracker_failures),
+            metrics=step_metrics(config, groups, credit, capability.estimate(), updates, clock.lap(), tracker_failures)
+            | memory_metrics(),
             rollouts=tuple(rollout_rows(groups, fleet.names, credit, updates)),
             evaluation=tuple(evaluation),
         )

@@ -6,12 +6,15 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+import torch
 from tiny_runs import many_letters, run_config
 
 from hacrl.config import AgentConfig, VllmConfig
 from hacrl.policy import load_policies
+from hacrl.process import memory_metrics
 from hacrl.sampling.sampler import SampledTokens
 from hacrl.sampling.vllm_sampler import VllmSampler
 from hacrl.trainer import training_steps
@@ -54,6 +57,7 @@ def generic(name: str) -> str:
     name = re.sub(r"^agent/[^/]+/", "agent/<agent>/", name)
     name = re.sub(r"^trackers/[^/]+/", "trackers/<tracker>/", name)
     name = re.sub(r"^pair/[^/]+/[^/]+/", "pair/<learner>/<author>/", name)
+    name = re.sub(r"^memory/cuda:\d+/", "memory/<device>/", name)
     return re.sub(r"reward/function/[^/]+", "reward/function/<function>", name)
 
 
@@ -66,12 +70,16 @@ def emitted(tiny_models: Mapping[str, Path], tmp_path_factory: pytest.TempPathFa
         agent |= {"kl_coefficient": 0.01, "sampler_correction": 2.0}
     grpo = run_config(tiny_models, folder / "grpo", steps=1, algorithm="grpo")
     solved = run_config(tiny_models, folder / "solved", steps=1, reward=f"{HERE}:always", trackers="tensorboard")
-    return {
-        generic(name)
-        for config in (hacpo, grpo, solved)
-        for record in training_steps({**config, "export": "none"})
-        for name in record.metrics
-    } | engine_metrics(tiny_models["qwen"])
+    return (
+        {
+            generic(name)
+            for config in (hacpo, grpo, solved)
+            for record in training_steps({**config, "export": "none"})
+            for name in record.metrics
+        }
+        | engine_metrics(tiny_models["qwen"])
+        | gpu_memory_metrics()
+    )
 
 
 def engine_metrics(model: Path) -> set[str]:
@@ -81,6 +89,20 @@ def engine_metrics(model: Path) -> set[str]:
     sampler = VllmSampler("a", policy, settings, stop_token_ids=(), batch_rows=1, longest_row=8, log=None)
     sampler._compare([((5,), SampledTokens(token_ids=(6,), logprobs=(-1.0,), finish_reason="stop"))], 1.0, 1.0)
     return {f"agent/<agent>/{name}" for name in sampler.metrics.values()}
+
+
+def gpu_memory_metrics() -> set[str]:
+    """What is only written where there is a GPU, without one."""
+    with mock.patch.multiple(
+        torch.cuda,
+        is_initialized=lambda: True,
+        device_count=lambda: 1,
+        max_memory_allocated=lambda index: 2**31,
+        reset_peak_memory_stats=lambda index: None,
+    ):
+        found = memory_metrics()
+    assert found["memory/cuda:0/peak_gib"] == 2.0
+    return {generic(name) for name in found}
 
 
 def test_every_metric_of_a_run_is_documented(emitted: set[str]) -> None:

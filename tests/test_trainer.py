@@ -24,10 +24,10 @@ from hacrl.trainer import train, training_steps
 
 
 def metric_lines(run: Path) -> list[dict[str, Any]]:
-    """The metrics without what differs between two runs: clock times and the run's id."""
+    """The metrics without what differs between two runs: clock times, memory and the run's id."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [
-        {name: value for name, value in line.items() if not name.startswith("time") and name != "run_id"}
+        {name: value for name, value in line.items() if not name.startswith(("time", "memory/")) and name != "run_id"}
         for line in lines
     ]
 

@@ -431,26 +431,23 @@ def _phase_seconds(method: Method) -> list[float]:
 
 
 def _memory(methods: Sequence[Method]) -> Chart:
-    """Whatever metric speaks of memory, an agent's or the whole process's: what is measured depends on the hardware."""
     names = sorted(
-        {name for method in methods for run in method.runs for name in run.metrics if "memory" in name.lower()}
+        {name for method in methods for run in method.runs for name in run.metrics if name.startswith("memory/")}
     )
-    agents = {agent for method in methods for agent in method.agents}
     width = bin_steps(methods)
     panels = []
     for name in names:
-        agent = next((part for part in name.split("/")[1:2] if part in agents), None)
         series = [
-            Series(method=method.name, agent=agent, curve=found)
+            Series(method=method.name, agent=None, curve=found)
             for method in methods
             if (found := curve(_columns(method, name), bin_steps=width))
         ]
-        panels.append(Panel(title=name, kind="lines", agent=agent, series=series))
+        panels.append(Panel(title=name, kind="lines", agent=None, series=series))
     return Chart(
         id="memory",
         section="health",
         title="Memory",
-        caption="Memory as measured at each step. A steady rise is a leak.",
+        caption="GiB at the end of each step (main memory), and the most during it (devices). A steady rise is a leak.",
         keys=names,
         unit="number",
         panels=panels,

@@ -362,10 +362,10 @@ def test_all_charts_are_there(tmp_path: Path) -> None:
 
 def test_memory_is_shown_where_a_metric_speaks_of_it(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", steps=1)
-    line = json.loads((path / "metrics.jsonl").read_text()) | {"agent/qwen/memory_peak_gib": 3.0}
+    line = json.loads((path / "metrics.jsonl").read_text()) | {"memory/process_gib": 3.0}
     (path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     [panel] = charts_of(path)["memory"].panels
-    assert (panel.agent, panel.series[0].curve.mean) == ("qwen", [3.0])
+    assert (panel.title, panel.series[0].curve.mean) == ("memory/process_gib", [3.0])
 
 
 def test_the_histogram_counts_foreign_ratios(tmp_path: Path) -> None:
