@@ -5,15 +5,18 @@
     Eq. 11-12  exponential importance sampling           alpha   in foreign_objective
     Eq. 13-14  stepwise clipping                         stepwise_band
                objective                                 policy_loss
+    not in the paper: truncated importance weights        truncated_objective, truncated_policy_loss
 
 Capabilities themselves (Eq. 6-7) are in `capability.py`; own rows keep GSPO's objective (`gspo.py`).
 """
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -129,6 +132,30 @@ def foreign_objective(
     return objective, importance_B
 
 
+def truncated_objective(
+    log_ratio_B: Tensor, advantage_B: Tensor, ratio_B: Tensor, *, alpha: float
+) -> tuple[Objective, Tensor]:
+    """What foreign rows add without a band (not in the paper): `sg(t)^(1 + alpha) ratio A log s` with `t = min(s, 1)`.
+
+    The gradient is that of `foreign_objective` inside its band, and goes on outside: below, where a small s^(1 + alpha)
+    damps a row and no wall cuts it off, and above, where the weight stays at 1 (truncated importance sampling).
+
+    log_ratio_B, advantage_B, ratio_B, alpha  as in `foreign_objective`; log_ratio_B receives gradient in every row.
+    Returns  the objective, whose value is that of `c sg(c)^alpha ratio A` with c = t, and importance_B (B,):
+             t^(1 + alpha).
+    Source   the truncation: E. L. Ionides, J. Comput. Graph. Stat. 17, 2008.
+    """
+    importance_B = log_ratio_B.detach().clamp(max=0.0).mul(1 + alpha).exp()
+    scale_B = importance_B * ratio_B * advantage_B
+    objective = Objective(
+        # 1 in value; its gradient is that of log s.
+        value=scale_B * (1.0 + log_ratio_B - log_ratio_B.detach()),
+        weight=scale_B.abs(),
+        band=torch.zeros_like(scale_B),
+    )
+    return objective, importance_B
+
+
 def policy_loss(
     logprobs_BT: Tensor,
     mask_BT: Tensor,
@@ -167,27 +194,84 @@ def policy_loss(
     Raises                 ValueError if shapes do not fit, log-probabilities are half precision, or a number is
                            out of range.
     """
+    lower, upper = stepwise_band(update_index=update_index, delta=delta, delta_step=delta_step)
+    return _loss_of_rows(
+        LossRows(logprobs_BT, mask_BT, author_mean_logprob_B, advantage_B, own_B, ratio_B),
+        functools.partial(foreign_objective, lower=lower, upper=upper, alpha=alpha),
+        normaliser=normaliser,
+        clip_low=clip_low,
+        clip_high=clip_high,
+        alpha=alpha,
+    )
+
+
+def truncated_policy_loss(
+    logprobs_BT: Tensor,
+    mask_BT: Tensor,
+    author_mean_logprob_B: Tensor,
+    advantage_B: Tensor,
+    own_B: Tensor,
+    ratio_B: Tensor,
+    *,
+    normaliser: float,
+    clip_low: float,
+    clip_high: float,
+    alpha: float,
+) -> LossOutput:
+    """`policy_loss` with `truncated_objective` for foreign rows: no band, so neither delta nor the update's number.
+
+    Arguments, gradient and errors as in `policy_loss`.
+    """
+    return _loss_of_rows(
+        LossRows(logprobs_BT, mask_BT, author_mean_logprob_B, advantage_B, own_B, ratio_B),
+        functools.partial(truncated_objective, alpha=alpha),
+        normaliser=normaliser,
+        clip_low=clip_low,
+        clip_high=clip_high,
+        alpha=alpha,
+    )
+
+
+class LossRows(NamedTuple):
+    """The tensors of `policy_loss`, which explains each."""
+
+    logprobs_BT: Tensor
+    mask_BT: Tensor
+    author_mean_logprob_B: Tensor
+    advantage_B: Tensor
+    own_B: Tensor
+    ratio_B: Tensor
+
+
+def _loss_of_rows(
+    rows: LossRows,
+    foreign_rows: Callable[[Tensor, Tensor, Tensor], tuple[Objective, Tensor]],
+    *,
+    normaliser: float,
+    clip_low: float,
+    clip_high: float,
+    alpha: float,
+) -> LossOutput:
+    """Own rows by GSPO, the others by `foreign_rows(log_ratio_B, advantage_B, ratio_B)`."""
     check_rows(
-        logprobs_BT,
-        mask_BT,
-        author_mean_logprob_B=author_mean_logprob_B,
-        advantage_B=advantage_B,
-        own_B=own_B,
-        ratio_B=ratio_B,
+        rows.logprobs_BT,
+        rows.mask_BT,
+        author_mean_logprob_B=rows.author_mean_logprob_B,
+        advantage_B=rows.advantage_B,
+        own_B=rows.own_B,
+        ratio_B=rows.ratio_B,
     )
     check_normaliser(normaliser)
     check_at_least(0, clip_low=clip_low, clip_high=clip_high, alpha=alpha)
-    lower, upper = stepwise_band(update_index=update_index, delta=delta, delta_step=delta_step)
-    own_B = own_B.bool()
-    empty_B = ~mask_BT.bool().any(dim=-1)
-    advantage_B = torch.where(empty_B, 0.0, advantage_B).detach().to(logprobs_BT.dtype)
-    ratio_B = torch.where(own_B | empty_B, 1.0, ratio_B).detach().to(logprobs_BT.dtype)
-    log_ratio_B = sequence_log_ratio(logprobs_BT, mask_BT, author_mean_logprob_B)
+    dtype = rows.logprobs_BT.dtype
+    own_B = rows.own_B.bool()
+    empty_B = ~rows.mask_BT.bool().any(dim=-1)
+    advantage_B = torch.where(empty_B, 0.0, rows.advantage_B).detach().to(dtype)
+    ratio_B = torch.where(own_B | empty_B, 1.0, rows.ratio_B).detach().to(dtype)
+    log_ratio_B = sequence_log_ratio(rows.logprobs_BT, rows.mask_BT, rows.author_mean_logprob_B)
     # Each objective sees s = 1 in the other's rows: an overflow there would reach the gradient through where().
     own = clipped_objective(torch.where(own_B, log_ratio_B, 0.0), advantage_B, clip_low=clip_low, clip_high=clip_high)
-    foreign, importance_B = foreign_objective(
-        torch.where(own_B, 0.0, log_ratio_B), advantage_B, ratio_B, lower=lower, upper=upper, alpha=alpha
-    )
+    foreign, importance_B = foreign_rows(torch.where(own_B, 0.0, log_ratio_B), advantage_B, ratio_B)
     return LossOutput(
         loss=-torch.where(own_B, own.value, foreign.value).sum() / normaliser,
         metrics={
@@ -206,7 +290,8 @@ class Hacpo:
     capability_advantage    False: ratios of 1 in the baseline, so the plain joint mean (without Eq. 6-8).
     capability_coefficient  False: ratios of 1 on foreign rows (without Eq. 10).
     importance_weighting    False: alpha = 0 (without Eq. 12).
-    clipping                `stepwise` (Eq. 13-14), `fixed`: delta_step = 0, `none`: delta = math.inf.
+    clipping                `stepwise` (Eq. 13-14), `fixed`: delta_step = 0, `none`: delta = math.inf; not in the
+                            paper: `truncated`, which is `truncated_policy_loss`.
     """
 
     shares: ClassVar[bool] = True
@@ -222,7 +307,7 @@ class Hacpo:
     capability_advantage: bool
     capability_coefficient: bool
     importance_weighting: bool
-    clipping: Literal["stepwise", "fixed", "none"]
+    clipping: Literal["stepwise", "fixed", "none", "truncated"]
 
     def credit(self, rewards_PAG: Tensor, capability_A: Tensor, allowed_LA: Tensor) -> Credit:
         check_rewards(rewards_PAG)
@@ -247,18 +332,26 @@ class Hacpo:
         )
 
     def loss(self, batch: LossBatch, *, update_index: int, normaliser: float) -> LossOutput:
-        return policy_loss(
+        rows = LossRows(
             batch.logprobs_BT,
             batch.mask_BT,
             batch.author_mean_logprob_B,
             batch.advantage_B,
             batch.own_B,
             batch.ratio_B if self.capability_coefficient else torch.ones_like(batch.ratio_B),
+        )
+        alpha = self.alpha if self.importance_weighting else 0.0
+        if self.clipping == "truncated":
+            return truncated_policy_loss(
+                *rows, normaliser=normaliser, clip_low=self.clip_low, clip_high=self.clip_high, alpha=alpha
+            )
+        return policy_loss(
+            *rows,
             update_index=update_index,
             normaliser=normaliser,
             clip_low=self.clip_low,
             clip_high=self.clip_high,
             delta=math.inf if self.clipping == "none" else self.delta,
             delta_step=self.delta_step if self.clipping == "stepwise" else 0.0,
-            alpha=self.alpha if self.importance_weighting else 0.0,
+            alpha=alpha,
         )

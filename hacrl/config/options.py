@@ -39,8 +39,10 @@ class HacpoConfig(_ClipConfig):
     capability_advantage: bool = Field(True, description="Switch: rescale rewards in the baseline by capability.")
     capability_coefficient: bool = Field(True, description="Switch: weigh foreign rows by the capability ratio.")
     importance_weighting: bool = Field(True, description="Switch: the factor sg(c)^alpha; off equals alpha = 0.")
-    clipping: Literal["stepwise", "fixed", "none"] = Field(
-        "stepwise", description="Band of foreign rows: narrowing with each update, fixed, or none at all."
+    clipping: Literal["stepwise", "fixed", "none", "truncated"] = Field(
+        "stepwise",
+        description="Band of foreign rows: narrowing with each update, fixed, or none at all. Not in the paper: "
+        "`truncated`, no band, and a ratio above 1 counts as 1.",
     )
 
 

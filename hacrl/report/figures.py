@@ -92,7 +92,7 @@ def band(method: Method) -> tuple[float, float, float] | None:
     try:
         if settings["name"] != "hacpo":
             return (1 - settings["clip_low"], 1 - settings["clip_low"], 1 + settings["clip_high"])
-        if settings["clipping"] == "none":
+        if settings["clipping"] in ("none", "truncated"):
             return None
         step = settings["delta_step"] if settings["clipping"] == "stepwise" else 0.0
         updates = [
