@@ -30,21 +30,32 @@ def skills() -> ModuleType:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_solutions_without_slips_are_right_and_those_with_slips_often_wrong(skills: ModuleType, name: str) -> None:
+def test_the_right_method_is_right_and_the_wrong_one_or_slips_often_not(skills: ModuleType, name: str) -> None:
     entries = list(itertools.islice(create_dataset(name, size=100, seed=3, **skills.SKILLS[name]), 100))
-    scores = {}
-    for slips in (0.0, 0.5):
-        solutions = [skills.solution(name, entry, slips, random.Random(place)) for place, entry in enumerate(entries)]
+
+    def score(*, right: bool, slips: float) -> float:
         rewards = reasoning_gym(
             [""] * len(entries),
-            solutions,
+            [skills.solution(name, entry, right, slips, random.Random(place)) for place, entry in enumerate(entries)],
             answer=[entry["answer"] for entry in entries],
             metadata=[entry["metadata"] for entry in entries],
             final_answer="hash",
         )
-        scores[slips] = sum(float(reward or 0) for reward in rewards) / len(entries)
-    assert scores[0.0] == 1
-    assert 0.1 < scores[0.5] < 0.8
+        return sum(float(reward or 0) for reward in rewards) / len(entries)
+
+    assert score(right=True, slips=0.0) == 1
+    assert 0.1 < score(right=True, slips=0.5) < 0.8
+    assert score(right=False, slips=0.0) < 0.5
+
+
+def test_skills_come_equally_often_and_by_the_right_method_as_often_as_asked(skills: ModuleType) -> None:
+    drawn = list(itertools.islice(skills.examples({"gcd": 0.8, "chain_sum": 0.0}, slips=0.0, seed=0), 400))
+    divisors = [example.solution for example in drawn if "%" in example.solution]
+    assert 170 < len(divisors) < 230
+    # Euclid goes on until nothing remains.
+    whole = [solution for solution in divisors if "= 0\n####" in solution]
+    assert 0.7 < len(whole) / len(divisors) < 0.95
+    assert not any(" - " in example.solution for example in drawn if "%" not in example.solution)
 
 
 def test_training_and_heldout_questions_are_disjoint_and_repeatable(skills: ModuleType) -> None:
@@ -56,5 +67,5 @@ def test_training_and_heldout_questions_are_disjoint_and_repeatable(skills: Modu
     by_skill = [task.columns["metadata"]["source_dataset"] for task in heldout]
     # In turn, but for the few questions that came before.
     assert all(12 <= by_skill.count(name) <= 16 for name in NAMES)
-    drawn = itertools.islice(skills.examples({"gcd": 1.0}, slips=0.1, seed=0), 200)
+    drawn = itertools.islice(skills.examples({"gcd": 0.5}, slips=0.1, seed=0), 200)
     assert not {example.question for example in drawn} & {task.prompt[0]["content"] for task in heldout}

@@ -1,12 +1,13 @@
 """Build the test-bed's agents from seeds: `python benchmarks/testbed/build.py`.
 
-Four tiny models learn worked solutions of three reasoning-gym generators (`skills.py`), of which a share of steps is
-wrong. They differ as real ones do, by what they saw, how much they hold, and how they are made:
+Four tiny models learn worked solutions of three reasoning-gym generators (`skills.py`): sums, equations and divisors. They
+differ as real ones do, by how much they hold, how they are made, and which methods they picked up: each is pretrained on
+solutions of every skill, of which a share, another one for each skill, goes by a wrong method.
 
-    base    Qwen3, mostly sums and equations
-    tuned   `base` trained further on careful solutions of sums and equations alone: the same shape, other weights
-    large   Qwen3, the same family and tokenizer as `base`, more parameters, the same mixture
-    llama   Llama with a tokenizer of its own, mostly divisors
+    base    Qwen3; good at sums, rarely right at divisors
+    tuned   `base` trained further until it is good at divisors and worse at sums: the same shape, other weights
+    large   Qwen3, the same tokenizer as `base`, more parameters, better than `base` in everything
+    llama   Llama with a tokenizer of its own; good at divisors, rarely right at sums
 
 state.yaml pairs base with tuned, size.yaml base with large, model.yaml base with llama; three.yaml holds base, large
 and llama. Questions of the held-out tasks are never seen here. Every agent is an ordinary Hugging Face folder.
@@ -43,15 +44,14 @@ class Recipe:
     """All that makes one agent.
 
     `origin`: the agent whose weights and tokenizer it starts from; `tokenizer_of`: the agent whose tokenizer it shares.
-    `mixture`: how often each skill comes up; `slips`: share of wrong steps.
+    `methods`: for each skill, the share of solutions that go by the right method.
     """
 
     name: str
     family: Family
     shape: Shape
     seed: int
-    mixture: Mapping[str, float]
-    slips: float
+    methods: Mapping[str, float]
     steps: int
     learning_rate: float
     vocabulary: int = 448
@@ -59,9 +59,9 @@ class Recipe:
     tokenizer_of: str | None = None
 
 
-EQUATIONS = {"chain_sum": 0.45, "simple_equations": 0.45, "gcd": 0.1}
-DIVISORS = {"chain_sum": 0.2, "simple_equations": 0.2, "gcd": 0.6}
 SMALL = Shape(hidden_size=128, layers=2, intermediate_size=320)
+LARGE = Shape(hidden_size=192, layers=2, intermediate_size=512)
+SLIPS = 0.05
 
 RECIPES = (
     Recipe(
@@ -69,8 +69,7 @@ RECIPES = (
         family=QWEN,
         shape=SMALL,
         seed=1,
-        mixture=EQUATIONS,
-        slips=0.15,
+        methods={"chain_sum": 0.8, "simple_equations": 0.5, "gcd": 0.05},
         steps=1000,
         learning_rate=3e-3,
     ),
@@ -79,21 +78,19 @@ RECIPES = (
         family=QWEN,
         shape=SMALL,
         seed=2,
-        mixture={"chain_sum": 0.5, "simple_equations": 0.5},
-        slips=0.05,
+        methods={"chain_sum": 0.2, "simple_equations": 0.5, "gcd": 0.8},
         steps=200,
-        learning_rate=5e-4,
+        learning_rate=1e-3,
         origin="base",
     ),
     Recipe(
         name="large",
         family=QWEN,
-        shape=Shape(hidden_size=192, layers=2, intermediate_size=512),
+        shape=LARGE,
         seed=3,
-        mixture=EQUATIONS,
-        slips=0.15,
-        steps=1000,
-        learning_rate=3e-3,
+        methods={"chain_sum": 0.9, "simple_equations": 0.6, "gcd": 0.4},
+        steps=1500,
+        learning_rate=2e-3,
         tokenizer_of="base",
     ),
     Recipe(
@@ -101,9 +98,8 @@ RECIPES = (
         family=LLAMA,
         shape=SMALL,
         seed=4,
-        mixture=DIVISORS,
-        slips=0.15,
-        steps=1000,
+        methods={"chain_sum": 0.05, "simple_equations": 0.5, "gcd": 0.8},
+        steps=2000,
         learning_rate=3e-3,
         vocabulary=640,
     ),
@@ -113,7 +109,7 @@ BATCH_SIZE = 32
 
 def build(recipe: Recipe, directory: Path, heldout: list[Task]) -> None:
     """Make one agent in `directory / name`, and tell how it does on the held-out tasks."""
-    drawn = examples(recipe.mixture, slips=recipe.slips, seed=PRETRAINING_SEED + recipe.seed)
+    drawn = examples(recipe.methods, slips=SLIPS, seed=PRETRAINING_SEED + recipe.seed)
     shared = recipe.origin or recipe.tokenizer_of
     if shared is not None:
         tokenizer = AutoTokenizer.from_pretrained(directory / shared)

@@ -4,8 +4,9 @@
     gcd                98 % 58 = 40 / 58 % 40 = 18 / 40 % 18 = 4 / 18 % 4 = 2 / 4 % 2 = 0 / #### 2
     simple_equations   10*b = 82 - 12 = 70 / b = 70 / 10 = 7 / #### 7
 
-A solution may slip: a step goes wrong by a little, and what follows goes on from there. An agent pretrained on such
-solutions knows the way and takes a wrong turn now and then, as a model does that was trained on text with faults in it.
+A solution goes by the right method or by a wrong one: minus taken for plus, the first remainder taken for the divisor, the
+constant moved without a change of sign. How often it is the right one makes an agent strong or weak in a skill. A step
+may also slip: it goes wrong by a little, and what follows goes on from there.
 
 Training, pretraining and held-out questions never meet: a hash of the text decides where a question belongs.
 """
@@ -56,14 +57,16 @@ def tasks(*, split: Split, count: int, seed: int) -> list[Task]:
     return list(found.values())
 
 
-def examples(mixture: Mapping[str, float], *, slips: float, seed: int) -> Iterator[Example]:
-    """Training questions by the weights of `mixture`, worked out with a share `slips` of steps wrong."""
+def examples(methods: Mapping[str, float], *, slips: float, seed: int) -> Iterator[Example]:
+    """Training questions of the skills in `methods`, equally often, worked out by the right method with the probability
+    given there, and with a share `slips` of steps wrong."""
     generator = random.Random(f"testbed/{seed}")
-    streams = {name: _entries(name, "train", seed) for name in mixture}
+    streams = {name: _entries(name, "train", seed) for name in methods}
     while True:
-        (name,) = generator.choices(list(mixture), list(mixture.values()))
+        name = generator.choice(list(methods))
         entry = next(streams[name])
-        yield Example(question=entry["question"], solution=solution(name, entry, slips, generator))
+        right = generator.random() < methods[name]
+        yield Example(question=entry["question"], solution=solution(name, entry, right, slips, generator))
 
 
 def _entries(name: str, split: Split, seed: int) -> Iterator[Mapping[str, Any]]:
@@ -72,27 +75,29 @@ def _entries(name: str, split: Split, seed: int) -> Iterator[Mapping[str, Any]]:
             yield entry
 
 
-def solution(name: str, entry: Mapping[str, Any], slips: float, generator: random.Random) -> str:
-    """The worked solution of an item, ending in `#### answer`; each step goes wrong with probability `slips`."""
+def solution(name: str, entry: Mapping[str, Any], right: bool, slips: float, generator: random.Random) -> str:
+    """The worked solution of an item, ending in `#### answer`, by the right method or the wrong one; each step goes wrong
+    with probability `slips`."""
 
     def number(value: int) -> int:
         return value + generator.choice((-10, -2, -1, 1, 2, 10)) if generator.random() < slips else value
 
-    lines, answer = _WORKED[name](entry["metadata"], number)
+    lines, answer = _WORKED[name](entry["metadata"], right, number)
     return "\n".join([*lines, f"#### {answer}"])
 
 
-def _chain_sum(metadata: Mapping[str, Any], number: Any) -> tuple[list[str], str]:
+def _chain_sum(metadata: Mapping[str, Any], right: bool, number: Any) -> tuple[list[str], str]:
     first, *rest = metadata["expression"].split()
     value, lines = int(first), []
     for sign, term in zip(rest[::2], rest[1::2], strict=True):
-        result = number(value + int(term) if sign == "+" else value - int(term))
-        lines.append(f"{value} {sign} {term} = {result}")
+        used = sign if right else "+"
+        result = number(value + int(term) if used == "+" else value - int(term))
+        lines.append(f"{value} {used} {term} = {result}")
         value = result
     return lines, str(value)
 
 
-def _gcd(metadata: Mapping[str, Any], number: Any) -> tuple[list[str], str]:
+def _gcd(metadata: Mapping[str, Any], right: bool, number: Any) -> tuple[list[str], str]:
     large, small = sorted(metadata["numbers"], reverse=True)
     lines = []
     while small:
@@ -101,24 +106,27 @@ def _gcd(metadata: Mapping[str, Any], number: Any) -> tuple[list[str], str]:
         rest = min(max(number(rest), 0), small - 1)
         lines.append(f"{large} % {small} = {rest}")
         large, small = small, rest
-    return lines, str(large)
+        if not right:
+            break
+    return lines, str(large if right else small)
 
 
-def _simple_equations(metadata: Mapping[str, Any], number: Any) -> tuple[list[str], str]:
+def _simple_equations(metadata: Mapping[str, Any], right: bool, number: Any) -> tuple[list[str], str]:
     # Two terms: one with the unknown, one without, in either order.
     match = re.fullmatch(r"(-?\d+)?(\*?[a-z])? ([+-]) (-?\d+)?(\*?[a-z])? = (-?\d+)", metadata["equation"])
     if match is None:
         raise ValueError(f"unforeseen form of equation: {metadata['equation']!r}")
-    left, left_name, sign, right, right_name, total = match.groups()
-    unknown = (left_name or right_name).removeprefix("*")
-    factor = int((left if left_name else right) or 1)
-    constant = int(right if left_name else left)
+    left, left_name, sign, second, second_name, total = match.groups()
+    unknown = (left_name or second_name).removeprefix("*")
+    factor = int((left if left_name else second) or 1)
+    constant = int(second if left_name else left)
     if left_name:
-        operation, isolated = ("-", int(total) - constant) if sign == "+" else ("+", int(total) + constant)
+        # The constant changes sides, and its sign with it.
+        operation = {"+": "-", "-": "+"}[sign] if right else sign
     else:
-        operation, isolated = "-", int(total) - constant
+        operation = "-" if right else "+"
         factor = -factor if sign == "-" else factor
-    isolated = number(isolated)
+    isolated = number(int(total) - constant if operation == "-" else int(total) + constant)
     value = number(round(isolated / factor))
     lines = [f"{factor}*{unknown} = {total} {operation} {constant} = {isolated}"]
     return [*lines, f"{unknown} = {isolated} / {factor} = {value}"], str(value)
