@@ -1,8 +1,8 @@
 """Build the test-bed's agents from seeds: `python benchmarks/testbed/build.py`.
 
-Four tiny models learn worked solutions of three reasoning-gym generators (`skills.py`): sums, equations and divisors. They
-differ as real ones do, by how much they hold, how they are made, and which methods they picked up: each is pretrained on
-solutions of every skill, of which a share, another one for each skill, goes by a wrong method.
+Four tiny models learn worked solutions of three reasoning-gym generators (`skills.py`): sums, equations and divisors.
+They differ as real ones do, by how much they hold, how they are made, and which methods they picked up: each is
+pretrained on solutions of every skill, of which a share, another one for each skill, goes by a wrong method.
 
     base    Qwen3; good at sums, rarely right at divisors
     tuned   `base` trained further until it is good at divisors and worse at sums: the same shape, other weights

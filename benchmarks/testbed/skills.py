@@ -4,9 +4,9 @@
     gcd                98 % 58 = 40 / 58 % 40 = 18 / 40 % 18 = 4 / 18 % 4 = 2 / 4 % 2 = 0 / #### 2
     simple_equations   10*b = 82 - 12 = 70 / b = 70 / 10 = 7 / #### 7
 
-A solution goes by the right method or by a wrong one: minus taken for plus, the first remainder taken for the divisor, the
-constant moved without a change of sign. How often it is the right one makes an agent strong or weak in a skill. A step
-may also slip: it goes wrong by a little, and what follows goes on from there.
+A solution goes by the right method or by a wrong one: minus taken for plus, the first remainder taken for the divisor,
+the constant moved without a change of sign. How often it is the right one makes an agent strong or weak in a skill. A
+step may also slip: it goes wrong by a little, and what follows goes on from there.
 
 Training, pretraining and held-out questions never meet: a hash of the text decides where a question belongs.
 """
@@ -76,8 +76,8 @@ def _entries(name: str, split: Split, seed: int) -> Iterator[Mapping[str, Any]]:
 
 
 def solution(name: str, entry: Mapping[str, Any], right: bool, slips: float, generator: random.Random) -> str:
-    """The worked solution of an item, ending in `#### answer`, by the right method or the wrong one; each step goes wrong
-    with probability `slips`."""
+    """The worked solution of an item, ending in `#### answer`, by the right method or the wrong one; each step goes
+    wrong with probability `slips`."""
 
     def number(value: int) -> int:
         return value + generator.choice((-10, -2, -1, 1, 2, 10)) if generator.random() < slips else value

@@ -34,7 +34,11 @@ def _arithmetic(config: RunConfig, learner: AgentConfig) -> BatchArithmetic:
     authors = config.authors_for(learner)
     settings = config.algorithm
     band = None
-    if isinstance(settings, HacpoConfig) and settings.clipping in ("stepwise", "fixed") and set(authors) - {learner.name}:
+    if (
+        isinstance(settings, HacpoConfig)
+        and settings.clipping in ("stepwise", "fixed")
+        and set(authors) - {learner.name}
+    ):
         step = settings.delta_step if settings.clipping == "stepwise" else 0.0
         band = tuple((m, min(1.0, 1 - settings.delta + m * step)) for m in range(own, own + foreign))
     return BatchArithmetic(
