@@ -45,6 +45,7 @@ ABLATIONS = (
     *(f"hacpo:alpha={alpha}" for alpha in range(4)),
     "hacpo:clipping=fixed",
     "hacpo:clipping=none",
+    "hacpo:clipping=truncated",
 )
 
 # A comparison keeps one checkpoint of a run, from which it goes on if it was interrupted, and no exported models.

@@ -96,6 +96,20 @@ def hacpo_loss(rows: Rows, *, normaliser: float = 8, **changes: float) -> LossOu
     )
 
 
+def truncated_loss(rows: Rows, *, normaliser: float = 8, **changes: float) -> LossOutput:
+    """HACPO with truncated importance weights in place of the band."""
+    return hacpo.truncated_policy_loss(
+        rows.logprobs_BT,
+        rows.mask_BT,
+        rows.author_mean_logprob_B,
+        rows.advantage_B,
+        rows.own_B,
+        rows.ratio_B,
+        normaliser=normaliser,
+        **{**CLIP, "alpha": 1.0, **changes},
+    )
+
+
 def gspo_loss(rows: Rows, *, normaliser: float = 8, **changes: float) -> LossOutput:
     return gspo.policy_loss(
         rows.logprobs_BT,

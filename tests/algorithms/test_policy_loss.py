@@ -21,6 +21,7 @@ from loss_rows import (
     row_gradient,
     rows_of,
     run,
+    truncated_loss,
 )
 from torch import Tensor
 
@@ -67,7 +68,13 @@ def grpo_loss(rows: Rows, *, normaliser: float = 8, author: Tensor | None = None
     )
 
 
-LOSSES: dict[str, Any] = {"hacpo": hacpo_loss, "gspo": gspo_loss, "naive": naive_loss, "grpo": grpo_loss}
+LOSSES: dict[str, Any] = {
+    "hacpo": hacpo_loss,
+    "truncated": truncated_loss,
+    "gspo": gspo_loss,
+    "naive": naive_loss,
+    "grpo": grpo_loss,
+}
 every_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
 
 
@@ -307,6 +314,56 @@ def test_each_option_changes_foreign_rows_and_only_those(option: str, value: flo
     _, after = run(hacpo_loss, rows, **{option: value})
     assert before[0].equal(after[0])
     assert not before[1].equal(after[1])
+
+
+# Foreign rows without a band: truncated importance weights.
+
+
+@pytest.mark.parametrize("advantage", [1.5, -1.5])
+@pytest.mark.parametrize("log_ratio", [*LOG_RATIOS, -40.0, 800.0])
+def test_truncated_value_and_gradient_by_hand(log_ratio: float, advantage: float) -> None:
+    rows = rows_of([log_ratio], advantages=[advantage], ratios=[2.0])
+    output, gradient = run(truncated_loss, rows, normaliser=1, alpha=0.5)
+    weight = min(math.exp(min(log_ratio, 1.0)), 1.0) ** 1.5
+    assert -float(output.loss.detach()) == pytest.approx(weight * 2.0 * advantage, rel=1e-12)
+    assert -float(row_gradient(gradient)) == pytest.approx(weight * 2.0 * advantage, rel=1e-12)
+    assert float(output.metrics["importance"]) == pytest.approx(weight, rel=1e-12)
+    assert float(output.metrics["weight"]) == pytest.approx(weight * 3.0, rel=1e-12)
+    assert output.metrics["band"].tolist() == [0.0]
+
+
+@given(batches())
+@quick
+def test_truncated_is_hacpo_inside_the_band_and_in_own_rows(rows: Rows) -> None:
+    banded, banded_gradient = run(hacpo_loss, rows)
+    truncated, gradient = run(truncated_loss, rows)
+    same = rows.own_B | (banded.metrics["band"] == 0)
+    assert close(gradient[same], banded_gradient[same])
+    beyond = ~same & (rows.advantage_B != 0) & rows.mask_BT.any(dim=1)
+    assert gradient[beyond].any(dim=1).all()
+    for name in ("ratio", "weight", "importance"):
+        assert close(truncated.metrics[name][same], banded.metrics[name][same]), name
+
+
+@pytest.mark.parametrize(("option", "value"), [("alpha", 3.0), ("clip_low", 0.5), ("clip_high", 0.5)])
+def test_each_option_of_the_truncated_loss_changes_its_own_rows(option: str, value: float) -> None:
+    rows = rows_of([-0.1, -0.1, 0.1], advantages=[1.0, -1.0, 1.0], own=[False, True, True])
+    _, before = run(truncated_loss, rows)
+    _, after = run(truncated_loss, rows, **{option: value})
+    changed = (before != after).any(dim=1).tolist()
+    assert changed == {"alpha": [True, False, False], "clip_low": [False, True, False]}.get(
+        option, [False, False, True]
+    )
+
+
+def test_truncated_loss_does_not_read_the_number_of_the_update() -> None:
+    algorithm = Hacpo(**{**HACPO_ARGUMENTS, "clipping": "truncated"})
+    first, later = (algorithm.loss(BATCH, update_index=index, normaliser=5) for index in (0, 50))
+    expected = truncated_loss(MIXED, normaliser=5, alpha=1.5)
+    assert first.loss.equal(expected.loss)
+    assert later.loss.equal(expected.loss)
+    plain = Hacpo(**{**HACPO_ARGUMENTS, "clipping": "truncated", "importance_weighting": False})
+    assert plain.loss(BATCH, update_index=0, normaliser=5).loss.equal(truncated_loss(MIXED, normaliser=5, alpha=0).loss)
 
 
 # What must not change the gradient.

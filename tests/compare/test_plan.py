@@ -110,6 +110,7 @@ def test_ablations_switch_off_one_thing_each_and_leave_out_the_configurations_ow
         "hacpo:alpha=3",
         "hacpo:clipping=fixed",
         "hacpo:clipping=none",
+        "hacpo:clipping=truncated",
     ]
     full = config(made, "hacpo").algorithm.model_dump()
     for run in made.runs[2:]:
