@@ -1,11 +1,13 @@
 """Build the test-bed's agents from seeds: `python benchmarks/testbed/build.py`.
 
 Four tiny models learn worked solutions of three reasoning-gym generators (`skills.py`): sums, equations and divisors.
-They differ as real ones do, by how much they hold, how they are made, and which methods they picked up: each is
-pretrained on solutions of every skill, of which a share, another one for each skill, goes by a wrong method.
+They differ as real ones do, by how much they hold, how they are made, and by their habits. Each is pretrained in two
+parts: first on solutions by the right methods, so that it knows them; then, for a short time, on solutions of which a
+share, another one for each skill, goes by a wrong method. What it rarely does it can still do: that is what
+reinforcement learning finds again, and what another agent's answers may show it.
 
     base    Qwen3; good at sums, rarely right at divisors
-    tuned   `base` trained further until it is good at divisors and worse at sums: the same shape, other weights
+    tuned   `base` trained further until it is good at divisors and rarely right at sums: the same shape, other weights
     large   Qwen3, the same tokenizer as `base`, more parameters, better than `base` in everything
     llama   Llama with a tokenizer of its own; good at divisors, rarely right at sums
 
@@ -35,7 +37,7 @@ HERE = Path(__file__).parent
 LONGEST_TEXT = 192
 LONGEST_ANSWER = 64
 VOCABULARY_TEXTS = 3000
-PRETRAINING_SEED = 1000
+PRETRAINING_SEED, HABIT_SEEDS = 1000, 100
 HELDOUT = 200
 
 
@@ -43,17 +45,18 @@ HELDOUT = 200
 class Recipe:
     """All that makes one agent.
 
-    `origin`: the agent whose weights and tokenizer it starts from; `tokenizer_of`: the agent whose tokenizer it shares.
-    `methods`: for each skill, the share of solutions that go by the right method.
+    `steps`, `learning_rate`: of the first part, on right methods; an agent with an `origin` has none and starts from
+    that agent's weights and tokenizer. `habits`: of the second part, the share of solutions by the right method, for
+    each skill. `tokenizer_of`: the agent whose tokenizer it shares.
     """
 
     name: str
     family: Family
     shape: Shape
     seed: int
-    methods: Mapping[str, float]
-    steps: int
-    learning_rate: float
+    habits: Mapping[str, float]
+    steps: int = 0
+    learning_rate: float = 0.0
     vocabulary: int = 448
     origin: str | None = None
     tokenizer_of: str | None = None
@@ -62,6 +65,8 @@ class Recipe:
 SMALL = Shape(hidden_size=128, layers=2, intermediate_size=320)
 LARGE = Shape(hidden_size=192, layers=2, intermediate_size=512)
 SLIPS = 0.05
+RIGHT = {"chain_sum": 1.0, "simple_equations": 1.0, "gcd": 1.0}
+HABIT_STEPS, HABIT_LEARNING_RATE = 200, 1e-3
 
 RECIPES = (
     Recipe(
@@ -69,7 +74,7 @@ RECIPES = (
         family=QWEN,
         shape=SMALL,
         seed=1,
-        methods={"chain_sum": 0.8, "simple_equations": 0.5, "gcd": 0.05},
+        habits={"chain_sum": 0.8, "simple_equations": 0.5, "gcd": 0.05},
         steps=1000,
         learning_rate=3e-3,
     ),
@@ -78,9 +83,7 @@ RECIPES = (
         family=QWEN,
         shape=SMALL,
         seed=2,
-        methods={"chain_sum": 0.2, "simple_equations": 0.5, "gcd": 0.8},
-        steps=200,
-        learning_rate=1e-3,
+        habits={"chain_sum": 0.05, "simple_equations": 0.5, "gcd": 0.8},
         origin="base",
     ),
     Recipe(
@@ -88,8 +91,8 @@ RECIPES = (
         family=QWEN,
         shape=LARGE,
         seed=3,
-        methods={"chain_sum": 0.9, "simple_equations": 0.6, "gcd": 0.4},
-        steps=1500,
+        habits={"chain_sum": 0.9, "simple_equations": 0.6, "gcd": 0.4},
+        steps=1200,
         learning_rate=2e-3,
         tokenizer_of="base",
     ),
@@ -98,8 +101,8 @@ RECIPES = (
         family=LLAMA,
         shape=SMALL,
         seed=4,
-        methods={"chain_sum": 0.05, "simple_equations": 0.5, "gcd": 0.8},
-        steps=2000,
+        habits={"chain_sum": 0.05, "simple_equations": 0.5, "gcd": 0.8},
+        steps=1500,
         learning_rate=3e-3,
         vocabulary=640,
     ),
@@ -109,7 +112,7 @@ BATCH_SIZE = 32
 
 def build(recipe: Recipe, directory: Path, heldout: list[Task]) -> None:
     """Make one agent in `directory / name`, and tell how it does on the held-out tasks."""
-    drawn = examples(recipe.methods, slips=SLIPS, seed=PRETRAINING_SEED + recipe.seed)
+    drawn = examples(RIGHT, slips=SLIPS, seed=PRETRAINING_SEED + recipe.seed)
     shared = recipe.origin or recipe.tokenizer_of
     if shared is not None:
         tokenizer = AutoTokenizer.from_pretrained(directory / shared)
@@ -124,15 +127,20 @@ def build(recipe: Recipe, directory: Path, heldout: list[Task]) -> None:
         model = AutoModelForCausalLM.from_pretrained(directory / recipe.origin, dtype=torch.float32)
     else:
         model = pretraining.build_model(recipe.family, recipe.shape, tokenizer, seed=recipe.seed, longest=LONGEST_TEXT)
-    pretraining.pretrain(
-        model,
-        tokenizer,
-        drawn,
-        name=recipe.name,
-        steps=recipe.steps,
-        batch_size=BATCH_SIZE,
-        learning_rate=recipe.learning_rate,
-    )
+    habits = examples(recipe.habits, slips=SLIPS, seed=PRETRAINING_SEED + HABIT_SEEDS + recipe.seed)
+    for part, steps, learning_rate in (
+        (drawn, recipe.steps, recipe.learning_rate),
+        (habits, HABIT_STEPS, HABIT_LEARNING_RATE),
+    ):
+        pretraining.pretrain(
+            model,
+            tokenizer,
+            part,
+            name=recipe.name,
+            steps=steps,
+            batch_size=BATCH_SIZE,
+            learning_rate=learning_rate,
+        )
     pretraining.save(model, tokenizer, directory / recipe.name, max_new_tokens=LONGEST_ANSWER)
     size = sum(parameter.numel() for parameter in model.parameters())
     accuracy = heldout_accuracy(model.float(), tokenizer, heldout)
