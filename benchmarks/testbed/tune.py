@@ -31,7 +31,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
 LEARNING_RATES = (6e-5, 1.2e-4)
 # GSPO's clip as published, for learning rates of 1e-6, and one hundred times as wide.
 NARROW, WIDE = (3e-4, 4e-4), (3e-2, 4e-2)
-CLIPS_AND_PROMPTS = ((NARROW, 8), (WIDE, 8), (NARROW, 4), (WIDE, 4), (WIDE, 2))
+CLIPS_AND_PROMPTS = ((NARROW, 8), (WIDE, 8), (WIDE, 4), (WIDE, 2))
 GRID = [
     {
         "agents.*.learning_rate": rate,
