@@ -1,7 +1,7 @@
 """Choose each method's settings with equal effort: `python benchmarks/testbed/tune.py`; writes `methods.yaml`.
 
 Every method is tried with every setting of one grid, on the same two configurations and one seed; the best of each are
-tried again with more seeds. Means over agents, configurations and seeds decide. None of the seeds is one of the final
+tried again with another seed. Means over agents, configurations and seeds decide. None of the seeds is one of the final
 table's. Runs that are there already are not made again.
 """
 
@@ -43,7 +43,7 @@ GRID = [
 ]
 CONFIGURATIONS = ("state", "model")
 FIRST_SEED = 101
-LATER_SEEDS = 2
+LATER_SEEDS = 1
 FINALISTS = 2
 
 
