@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 DRAWS = 10_000
+# Of 8 bytes each.
+_KEPT_COUNTS = 4_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,9 +54,27 @@ def interval(scores_ST: NDArray[np.float64], *, draws: int = DRAWS, seed: int = 
         values += generator.standard_t(seeds - 1, draws) * a_S.std(ddof=1) / math.sqrt(seeds)
     if tasks > 1:
         scale = math.sqrt(tasks / (tasks - 1)) * _task_share(scores_ST - mean - a_S[:, None] - b_T, b_T)
-        values += scale * b_T[generator.integers(0, tasks, (draws, tasks))].mean(axis=1)
+        values += scale * _drawn_means(b_T, draws, seed)
     low, high = np.quantile(values, (0.025, 0.975))
     return Interval(mean=mean, low=float(low), high=float(high))
+
+
+def _drawn_means(b_T: NDArray[np.float64], draws: int, seed: int) -> NDArray[np.float64]:
+    """Means of T values drawn from `b_T` with replacement, `draws` of them."""
+    tasks = len(b_T)
+    if draws * tasks <= _KEPT_COUNTS:
+        return _counts(draws, tasks, seed) @ b_T / tasks
+    generator = np.random.default_rng([seed, 1])
+    at_once = max(1, _KEPT_COUNTS // tasks)
+    sizes = [min(at_once, draws - first) for first in range(0, draws, at_once)]
+    return np.concatenate([b_T[generator.integers(0, tasks, (size, tasks))].mean(axis=1) for size in sizes])
+
+
+@functools.lru_cache(maxsize=2)
+def _counts(draws: int, tasks: int, seed: int) -> NDArray[np.float64]:
+    """How often each task comes up in each draw; comparing many methods asks for the same draws again and again."""
+    generator = np.random.default_rng([seed, 1])
+    return generator.multinomial(tasks, np.full(tasks, 1 / tasks), draws).astype(np.float64)
 
 
 def _task_share(e_ST: NDArray[np.float64], b_T: NDArray[np.float64]) -> float:

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from hacrl.compare import statistics
 from hacrl.compare.statistics import first_reached, interval
 
 
@@ -100,3 +101,13 @@ def test_scores_that_are_none_are_refused(scores_ST: np.ndarray) -> None:
 def test_first_reached(target: float, reached: float | None) -> None:
     found = first_reached([0, 100, 200, 300], [0.2, 0.4, 0.3, 0.7], target)
     assert found == (None if reached is None else pytest.approx(reached))
+
+
+def test_many_tasks_are_drawn_in_parts_to_the_same_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    scores_ST = np.random.default_rng(4).normal(0, 0.3, (4, 50)) + np.linspace(0, 1, 50)
+    whole = interval(scores_ST)
+    monkeypatch.setattr(statistics, "_KEPT_COUNTS", 50 * 300)
+    parts = interval(scores_ST)
+    assert parts.mean == whole.mean
+    assert (parts.low, parts.high) == pytest.approx((whole.low, whole.high), abs=0.01)
+    assert parts != whole
