@@ -12,15 +12,16 @@ from types import ModuleType
 import pytest
 from reasoning_gym.factory import create_dataset
 
+from hacrl.compare.plan import make_plan, rollouts_per_step
 from hacrl.rewards.reasoning_gym import reasoning_gym
 
-PATH = Path(__file__).parents[1] / "benchmarks" / "testbed" / "skills.py"
+TESTBED = Path(__file__).parents[1] / "benchmarks" / "testbed"
 NAMES = ("chain_sum", "gcd", "simple_equations")
 
 
 @pytest.fixture(scope="module")
 def skills() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("testbed_skills", PATH)
+    spec = importlib.util.spec_from_file_location("testbed_skills", TESTBED / "skills.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -69,3 +70,11 @@ def test_training_and_heldout_questions_are_disjoint_and_repeatable(skills: Modu
     assert all(12 <= by_skill.count(name) <= 16 for name in NAMES)
     drawn = itertools.islice(skills.examples({"gcd": 0.5}, slips=0.1, seed=0), 200)
     assert not {example.question for example in drawn} & {task.prompt[0]["content"] for task in heldout}
+
+
+@pytest.mark.parametrize("name", ["state", "size", "model", "three"])
+def test_every_configuration_takes_the_chosen_settings_of_every_method_at_equal_rollouts(name: str) -> None:
+    made = make_plan(TESTBED / f"{name}.yaml", methods=TESTBED / "methods.yaml", seeds=1)
+    assert [method.name for method in made.methods] == ["truncated", "hacpo", "naive", "gspo-x2", "gspo"]
+    rollouts = {run.method: run.config.steps * rollouts_per_step(run.config) for run in made.runs}
+    assert rollouts == dict.fromkeys(rollouts, rollouts["gspo"]) | {"gspo-x2": 2 * rollouts["gspo"]}
