@@ -14,7 +14,7 @@ from hacrl.config import RunConfig
 # These do not alter what a run computes. The last three do not alter it either but for the rounding of sums; they are
 # what a person has to change after running out of memory or moving to other hardware.
 _FREE_KEYS = re.compile(
-    r"output|export|checkpoint\..+|trackers(\..+)?|verification\.workers"
+    r"output|export|checkpoint\..+|trackers(\..+)?|verification\.workers|execution\..+|agents\.\d+\.resources\..+"
     r"|(agents\.\d+\.)?sampling\.vllm\.(python|memory_share|sleep|mismatch_limit|on_mismatch)"
     r"|agents\.\d+\.(device|micro_batch_tokens|gradient_checkpointing)"
 )

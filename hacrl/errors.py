@@ -50,3 +50,15 @@ class NonFiniteError(HacrlError):
 
 class SamplerError(HacrlError):
     """A sampling engine cannot be started, died, or gives other log-probabilities than the learner's policy."""
+
+
+class ClusterError(HacrlError):
+    """A cluster cannot be reached, or cannot hold a run's agents."""
+
+
+class AgentLostError(HacrlError):
+    """The process of an agent, or the machine it was on, has died."""
+
+
+class AgentError(HacrlError):
+    """An agent in a process of its own raised what is none of these errors; the message holds its traceback."""

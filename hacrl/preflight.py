@@ -3,12 +3,13 @@ trackers are installed."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from hacrl.config import RunConfig, TaskSourceConfig
+from hacrl.config import RayConfig, RunConfig, TaskSourceConfig
 from hacrl.encode import Encoder
 from hacrl.errors import ConfigError, HacrlError
 from hacrl.optimizer import missing_library
@@ -83,6 +84,8 @@ def prepare(config: RunConfig, *, training: bool = True) -> Prepared:
                     f"sampling.max_prompt_tokens or {option if '.' in option else f'sampling.{option}'}"
                 )
     problems += _missing_engines(config)
+    if training and isinstance(config.execution, RayConfig) and importlib.util.find_spec("ray") is None:
+        problems.append("execution: ray is not installed; pip install 'hacrl[ray]', or use execution: local")
     dropped: dict[str, int] = {}
     loaded = {name: encoder for name, encoder in encoders.items() if encoder is not None}
     for name, source in sources.items():

@@ -55,6 +55,11 @@ def step_metrics(
     return metrics
 
 
+def agent_seconds(seconds: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """`agent/<name>/time/<phase>` from a fleet's lap."""
+    return {f"agent/{name}/time/{phase}": value for name, phases in seconds.items() for phase, value in phases.items()}
+
+
 def _author_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     rewards = [rollout.verdict.reward for rollout in rollouts if rollout.verdict.reward is not None]
     lengths = [len(rollout.completion.token_ids) for rollout in rollouts]

@@ -19,7 +19,7 @@ from hacrl.algorithms.gspo import Gspo
 from hacrl.algorithms.hacpo import Hacpo
 from hacrl.algorithms.naive import Naive
 from hacrl.clock import Clock
-from hacrl.config import HacpoConfig, RunConfig, load_config
+from hacrl.config import HacpoConfig, RayConfig, RunConfig, load_config
 from hacrl.evaluation import evaluate_fleet, mean_score
 from hacrl.execution.fleet import Fleet
 from hacrl.execution.local import LocalFleet
@@ -28,7 +28,7 @@ from hacrl.preflight import Prepared, prepare
 from hacrl.process import memory_metrics
 from hacrl.rewards import Verifier, check_any_scored
 from hacrl.run_directory import RunDirectory
-from hacrl.step_metrics import rollout_rows, step_metrics
+from hacrl.step_metrics import agent_seconds, rollout_rows, step_metrics
 from hacrl.stop import StopRequest
 from hacrl.tasks import batch
 from hacrl.trackers import RunTrackers
@@ -79,13 +79,7 @@ def training_steps(
         RunTrackers.open(config, directory) as trackers,
     ):
         with clock.phase("load"):
-            fleet = LocalFleet(
-                config,
-                prepared.encoders,
-                algorithm,
-                dump_directory=directory.path / "nonfinite",
-                log_directory=directory.path / "engines",
-            )
+            fleet = build_fleet(config, prepared, algorithm, directory.path)
         try:
             made = False
             steps = _steps(config, prepared, directory, verifier, fleet, algorithm, stop, clock, trackers.failures)
@@ -119,6 +113,7 @@ def _steps(
     allowed_LA = allowed_authors(config)
     first = _restore(config, prepared, directory, verifier, fleet, capability, clock)
     clock.lap()
+    fleet.lap()
     for step in range(first, config.steps + 1):
         if stop.requested:
             break
@@ -142,6 +137,7 @@ def _steps(
             step=step,
             steps=config.steps,
             metrics=step_metrics(config, groups, credit, capability.estimate(), updates, clock.lap(), tracker_failures)
+            | agent_seconds(fleet.lap())
             | memory_metrics(),
             rollouts=tuple(rollout_rows(groups, fleet.names, credit, updates)),
             evaluation=tuple(evaluation),
@@ -232,6 +228,23 @@ def build_algorithm(config: RunConfig) -> Algorithm:
         return Hacpo(**settings.model_dump(exclude={"name", "window", "score", "floor"}))
     kinds: dict[str, Callable[..., Algorithm]] = {"gspo": Gspo, "grpo": Grpo, "naive": Naive}
     return kinds[settings.name](**settings.model_dump(exclude={"name"}))
+
+
+def build_fleet(config: RunConfig, prepared: Prepared, algorithm: Algorithm, directory: Path) -> Fleet:
+    """The agents, loaded, where the configuration wants them; `directory` is the run's."""
+    batches, engine_logs = directory / "nonfinite", directory / "engines"
+    if isinstance(config.execution, RayConfig):
+        from hacrl.execution.ray_fleet import RayFleet
+
+        return RayFleet(
+            config,
+            config.execution,
+            algorithm,
+            dump_directory=batches,
+            log_directory=directory / "processes",
+            engine_log_directory=engine_logs,
+        )
+    return LocalFleet(config, prepared.encoders, algorithm, dump_directory=batches, log_directory=engine_logs)
 
 
 def build_capability_tracker(config: RunConfig) -> CapabilityTracker:

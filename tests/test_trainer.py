@@ -14,60 +14,14 @@ from typing import Any
 
 import pytest
 import torch
+from run_states import assert_identical, final_state, metric_lines, rollout_lines
 from safetensors.torch import load_file
-from tiny_runs import run_config
+from tiny_runs import run_config, three_agents
 
 from hacrl.errors import ConfigError, RewardError, RunDirectoryError
 from hacrl.run_directory import saved_checkpoints
 from hacrl.stop import StopRequest
 from hacrl.trainer import train, training_steps
-
-
-def metric_lines(run: Path) -> list[dict[str, Any]]:
-    """The metrics without what differs between two runs: clock times, memory and the run's id."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {name: value for name, value in line.items() if not name.startswith(("time", "memory/")) and name != "run_id"}
-        for line in lines
-    ]
-
-
-def rollout_lines(run: Path) -> list[dict[str, Any]]:
-    lines = []
-    for file in sorted((run / "rollouts").iterdir()):
-        for text in file.read_text().splitlines():
-            row = json.loads(text)
-            del row["run_id"]
-            lines.append(row)
-    return lines
-
-
-def final_state(run: Path) -> dict[str, Any]:
-    """Everything of the last checkpoint that a person could compare: weights, optimizers, capability window."""
-    last = sorted((run / "checkpoints").iterdir())[-1]
-    state: dict[str, Any] = {"step": last.name, "loop": json.loads((last / "state.json").read_text())}
-    for agent in sorted((last / "agents").iterdir()):
-        state[agent.name] = {"version": json.loads((agent / "agent.json").read_text())}
-        if (agent / "weights.safetensors").exists():
-            state[agent.name]["weights"] = load_file(agent / "weights.safetensors")
-            state[agent.name]["learner"] = torch.load(agent / "learner.pt", weights_only=True)
-    return state
-
-
-def assert_identical(left: Any, right: Any, place: str = "") -> None:
-    assert type(left) is type(right), place
-    if isinstance(left, dict):
-        assert left.keys() == right.keys(), place
-        for key in left:
-            assert_identical(left[key], right[key], f"{place}/{key}")
-    elif isinstance(left, list):
-        assert len(left) == len(right), place
-        for index, pair in enumerate(zip(left, right, strict=True)):
-            assert_identical(*pair, f"{place}/{index}")
-    elif isinstance(left, torch.Tensor):
-        assert torch.equal(left, right), place
-    else:
-        assert left == right, place
 
 
 @pytest.fixture(scope="module")
@@ -206,16 +160,6 @@ def test_exported_weights_are_the_trained_ones(finished: Path) -> None:
         card = (finished / "agents" / name / "README.md").read_text()
         assert "HACPO" in card
         assert ("llama" if name == "qwen" else "qwen") in card
-
-
-def three_agents(models: dict[str, Path], output: Path, **changes: Any) -> dict[str, Any]:
-    """Two adapters on one base, one of another family; other group sizes; one that only writes."""
-    agents = [
-        {"name": "first", "model": str(models["qwen"]), "lora": {"rank": 2}, "learning_rate": 1e-2, "group_size": 3},
-        {"name": "second", "model": str(models["qwen"]), "lora": {"rank": 4}, "learning_rate": 1e-2},
-        {"name": "writer", "model": str(models["llama"]), "role": "author", "group_size": 2},
-    ]
-    return run_config(models, output, agents=agents, **changes)
 
 
 def test_three_agents_of_all_kinds_run_resume_and_export(tiny_models: dict[str, Path], tmp_path: Path) -> None:

@@ -44,3 +44,13 @@ def run_config(models: Mapping[str, Path], output: Path, **changes: Any) -> dict
         "output": str(output),
         **changes,
     }
+
+
+def three_agents(models: dict[str, Path], output: Path, **changes: Any) -> dict[str, Any]:
+    """Two adapters on one base, one of another family; other group sizes; one that only writes."""
+    agents = [
+        {"name": "first", "model": str(models["qwen"]), "lora": {"rank": 2}, "learning_rate": 1e-2, "group_size": 3},
+        {"name": "second", "model": str(models["qwen"]), "lora": {"rank": 4}, "learning_rate": 1e-2},
+        {"name": "writer", "model": str(models["llama"]), "role": "author", "group_size": 2},
+    ]
+    return run_config(models, output, agents=agents, **changes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 
-from hacrl.config.options import AgentConfig, HacpoConfig, NaiveConfig, RunConfig
+from hacrl.config.options import AgentConfig, HacpoConfig, NaiveConfig, RayConfig, RunConfig
 
 # vLLM raises lower temperatures to this without an error.
 VLLM_LOWEST_TEMPERATURE = 0.01
@@ -41,6 +41,7 @@ def impossible_combinations(config: RunConfig) -> list[str]:
                 f"sampler asks for none; use old_logprobs: auto or learner"
             )
         problems += _vllm_faults(config, agent, place)
+        problems += _resource_faults(config, agent, place)
         for author in agent.learns_from or []:
             if author not in names:
                 close = difflib.get_close_matches(author, names, n=1)
@@ -69,6 +70,11 @@ def impossible_combinations(config: RunConfig) -> list[str]:
         problems += _closed_band(config, agent, place)
     if all(agent.role == "author" for agent in config.agents):
         problems.append("agents: every role is author, so nobody learns; set one agent's role to both or learner")
+    if isinstance(config.execution, RayConfig) and (config.execution.address or "").startswith("ray://"):
+        problems.append(
+            f"execution.address: {config.execution.address} is that of a Ray client; start the run on a machine of the "
+            f"cluster, with address: auto"
+        )
     if config.evaluation.every > 0 and not config.tasks.eval:
         problems.append(
             f"evaluation.every: got {config.evaluation.every}, but there are no held-out tasks; give tasks.eval or "
@@ -112,6 +118,19 @@ def _vllm_faults(config: RunConfig, agent: AgentConfig, place: str) -> list[str]
                 f"below; raise it, or use sampling.engine: transformers"
             )
     return problems
+
+
+def _resource_faults(config: RunConfig, agent: AgentConfig, place: str) -> list[str]:
+    if not isinstance(config.execution, RayConfig) or agent.resources.gpus is None:
+        return []
+    gpus, device = agent.resources.gpus, agent.device.partition(":")[0]
+    if gpus > 1 and gpus != int(gpus):
+        return [f"{place}: resources.gpus is {gpus:g}; above 1 it must be a whole number"]
+    if gpus > 0 and device == "cpu":
+        return [f"{place}: resources.gpus is {gpus:g}, but device is cpu; leave one of them out"]
+    if gpus == 0 and device == "cuda":
+        return [f"{place}: resources.gpus is 0, but device is {agent.device}; leave one out, or use device: cpu"]
+    return []
 
 
 def _closed_band(config: RunConfig, agent: AgentConfig, place: str) -> list[str]:

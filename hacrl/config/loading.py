@@ -113,7 +113,7 @@ def _set(node: Any, parts: Sequence[str], value: Any, override: str, *, where: s
         if not rest:
             node[part] = value
             return
-        if isinstance(node.get(part), str) and part == "algorithm":
+        if isinstance(node.get(part), str) and part in ("algorithm", "execution"):
             node[part] = {"name": node[part]}
         if node.get(part) is None:
             node[part] = {}
@@ -179,7 +179,7 @@ def _data_path(item: Any, data: Any) -> list[str | int]:
     return path
 
 
-_BRANCHES = {"hacpo", "gspo", "grpo", "naive", "tensorboard", "wandb", "trackio", *SOURCES}
+_BRANCHES = {"hacpo", "gspo", "grpo", "naive", "tensorboard", "wandb", "trackio", "local", "ray", *SOURCES}
 
 
 def _problem(place: str, item: Any) -> str:

@@ -142,6 +142,23 @@ class LoraConfig(_Section):
     )
 
 
+class ResourcesConfig(_Section):
+    """What one agent is given on a cluster; used by `execution: ray` alone (docs/ray.md)."""
+
+    cpus: float | None = Field(
+        None,
+        gt=0,
+        description="Cores reserved; the agent computes with as many threads, at least one. If left out, half a core "
+        "is reserved, and threads are OMP_NUM_THREADS where that is set, else an equal share of the node's cores.",
+    )
+    gpus: float | None = Field(
+        None,
+        ge=0,
+        description="GPUs, or a part of one. If left out: one for an agent on CUDA (an engine's tensor_parallel_size), "
+        "or an equal part where there are fewer GPUs than such agents; none on a CPU.",
+    )
+
+
 class OptimizerConfig(_Section):
     """AdamW."""
 
@@ -210,6 +227,9 @@ class AgentConfig(_Section):
     group_size: int | None = Field(None, ge=1, description="Answers per prompt; the run's group_size if left out.")
     sampling: AgentSamplingConfig = Field(
         default_factory=AgentSamplingConfig, description="Departures from the run's `sampling`."
+    )
+    resources: ResourcesConfig = Field(
+        default_factory=ResourcesConfig, description="The agent's part of a cluster, under `execution: ray`."
     )
 
 
@@ -389,6 +409,38 @@ class TrackioConfig(_Section):
 TrackerConfig = Annotated[TensorboardConfig | WandbConfig | TrackioConfig, Field(discriminator="name")]
 
 
+# ---------------------------------------------------------------- execution
+
+
+class LocalConfig(_Section):
+    """All agents in this process, one after the other."""
+
+    name: Literal["local"] = "local"
+
+
+class RayConfig(_Section):
+    """Each agent in a process of its own, all at the same time, on this machine or a cluster (docs/ray.md)."""
+
+    name: Literal["ray"] = "ray"
+    address: str | None = Field(
+        None,
+        min_length=1,
+        description="A running cluster, host:port or `auto`. RAY_ADDRESS if left out, and without that a cluster of "
+        "this machine alone, started and ended with the run.",
+    )
+    restarts: int = Field(
+        2,
+        ge=0,
+        description="When an agent's process or its node dies, start again from the last checkpoint, this many times.",
+    )
+    wait_s: float = Field(
+        60.0, ge=0, description="Seconds to wait for resources that a running cluster has, but not free at the moment."
+    )
+
+
+ExecutionConfig = Annotated[LocalConfig | RayConfig, Field(discriminator="name")]
+
+
 # ---------------------------------------------------------------- the whole run
 
 
@@ -424,7 +476,9 @@ class RunConfig(_Section):
         default_factory=list,
         description="Where metrics are sent besides the run directory: tensorboard, wandb, trackio.",
     )
-    execution: Literal["local"] = Field("local", description="Where agents live: `local`, all in this process.")
+    execution: ExecutionConfig = Field(
+        default_factory=LocalConfig, description="Where agents live: `local`, all in this process, or `ray`."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -442,6 +496,8 @@ class RunConfig(_Section):
             trackers = [trackers]
         if isinstance(trackers, list):
             data["trackers"] = [{"name": item} if isinstance(item, str) else item for item in trackers]
+        if isinstance(data.get("execution"), str):
+            data["execution"] = {"name": data["execution"]}
         algorithm = data.get("algorithm")
         if isinstance(algorithm, str):
             algorithm = data["algorithm"] = {"name": algorithm}

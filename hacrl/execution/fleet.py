@@ -11,6 +11,9 @@ from hacrl.algorithms.algorithm import Credit
 from hacrl.config import EvaluationConfig
 from hacrl.types import Completion, RolloutGroup, Task
 
+# Phases of a step whose seconds are told for each agent.
+TIMED_PHASES = ("sample", "update", "evaluate")
+
 
 class Fleet(Protocol):
     """All agents of a run. Between agents only text, numbers and ids of an identical tokenizer are passed on."""
@@ -32,6 +35,10 @@ class Fleet(Protocol):
         """Let every learner learn; the result holds one entry per agent, empty for authors only."""
         ...
 
+    def lap(self) -> Mapping[str, Mapping[str, float]]:
+        """By agent, the seconds it sampled, updated, evaluated, and waited for others since the last lap."""
+        ...
+
     def save(self, folder: Path) -> None:
         """Write every agent's state to `folder/<name>/`."""
         ...
@@ -47,3 +54,33 @@ class Fleet(Protocol):
     def close(self) -> None:
         """Release models and processes."""
         ...
+
+
+class AgentSeconds:
+    """Sums each agent's seconds by phase, and those in which it waited for other agents to end a phase."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = tuple(names)
+        self._seconds: dict[str, dict[str, float]] = {name: {} for name in self._names}
+
+    def add(self, name: str, phase: str, seconds: float, *, waited: float) -> None:
+        if phase in TIMED_PHASES:
+            own = self._seconds[name]
+            own[phase] = own.get(phase, 0.0) + seconds
+            own["wait"] = own.get("wait", 0.0) + waited
+
+    def lap(self) -> Mapping[str, Mapping[str, float]]:
+        """What has been summed since the last lap; starts a new one."""
+        seconds, self._seconds = self._seconds, {name: {} for name in self._names}
+        return seconds
+
+
+def learner_credit(
+    credit: Credit, learner: int, names: Sequence[str]
+) -> tuple[dict[str, list[list[float]]], dict[str, float]]:
+    """What one learner is told, by author: advantages (P x G, NaN = no such row), and the capability ratio."""
+    advantages_APG = credit.advantages_LPAG[learner].transpose(0, 1).tolist()
+    return (
+        dict(zip(names, advantages_APG, strict=True)),
+        dict(zip(names, credit.ratio_LA[learner].tolist(), strict=True)),
+    )

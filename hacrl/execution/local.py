@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from hacrl.agent import Agent, AgentUpdate
 from hacrl.algorithms.algorithm import Algorithm, Credit
+from hacrl.clock import Clock
 from hacrl.config import EvaluationConfig, RunConfig
 from hacrl.encode import Encoder
+from hacrl.execution.fleet import AgentSeconds, learner_credit
 from hacrl.export import export_agent
 from hacrl.policy import load_policies
 from hacrl.process import keep_freed_memory
 from hacrl.types import Completion, RolloutGroup, Task
+
+T = TypeVar("T")
 
 
 class LocalFleet:
@@ -44,25 +49,38 @@ class LocalFleet:
             for agent in config.agents
         ]
         self._fingerprints = {agent.name: agent.encoder.fingerprint for agent in self.agents}
+        self._seconds = AgentSeconds(self.names)
 
     def sample(self, tasks: Sequence[Task], *, step: int) -> list[Completion]:
-        return [completion for agent in self.agents for completion in agent.sample(tasks, step=step)]
+        answers = self._in_turn("sample", lambda _, agent: agent.sample(tasks, step=step))
+        return [completion for name in self.names for completion in answers[name]]
 
     def sample_evaluation(self, tasks: Sequence[Task], settings: EvaluationConfig | None = None) -> list[Completion]:
-        return [completion for agent in self.agents for completion in agent.sample_evaluation(tasks, settings)]
+        answers = self._in_turn("evaluate", lambda _, agent: agent.sample_evaluation(tasks, settings))
+        return [completion for name in self.names for completion in answers[name]]
 
     def update(self, groups: Sequence[RolloutGroup], credit: Credit, *, step: int) -> Mapping[str, AgentUpdate]:
-        updates = {}
-        for learner, agent in enumerate(self.agents):
-            advantages_APG = credit.advantages_LPAG[learner].transpose(0, 1).tolist()
-            updates[agent.name] = agent.update(
-                groups,
-                dict(zip(self.names, advantages_APG, strict=True)),
-                dict(zip(self.names, credit.ratio_LA[learner].tolist(), strict=True)),
-                self._fingerprints,
-                step=step,
-            )
-        return updates
+        return self._in_turn(
+            "update",
+            lambda learner, agent: agent.update(
+                groups, *learner_credit(credit, learner, self.names), self._fingerprints, step=step
+            ),
+        )
+
+    def lap(self) -> Mapping[str, Mapping[str, float]]:
+        return self._seconds.lap()
+
+    def _in_turn(self, phase: str, call: Callable[[int, Agent], T]) -> dict[str, T]:
+        """Every agent's result by name; while one is at work the others wait."""
+        clock = Clock()
+        results = {}
+        for number, agent in enumerate(self.agents):
+            with clock.phase(agent.name):
+                results[agent.name] = call(number, agent)
+        seconds = clock.lap()
+        for name in self.names:
+            self._seconds.add(name, phase, seconds[name], waited=seconds["total"] - seconds[name])
+        return results
 
     def save(self, folder: Path) -> None:
         for agent in self.agents:

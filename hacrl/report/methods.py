@@ -11,7 +11,7 @@ from hacrl.report.runs import Run
 
 # Keys that do not make a run another method.
 FREE = {"output", "seed", "steps", "checkpoint", "export", "execution", "verification"}
-FREE_OF_AGENTS = {"device", "micro_batch_tokens", "gradient_checkpointing"}
+FREE_OF_AGENTS = {"device", "resources", "micro_batch_tokens", "gradient_checkpointing"}
 # Beyond this many, the keys in which two variants of an algorithm differ say less than a number does.
 MOST_KEYS = 3
 MOST_CHARACTERS = 30
