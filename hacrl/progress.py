@@ -66,6 +66,9 @@ class RunHistory:
         self.evaluations = list(evaluations)
 
     def add(self, record: StepRecord) -> None:
+        # After a restart, steps behind the last checkpoint are made again.
+        self.metrics = [line for line in self.metrics if line[0] < record.step]
+        self.evaluations = [entry for entry in self.evaluations if entry["step"] < record.step]
         self.metrics.append((record.step, record.metrics))
         self.evaluations += [{"step": record.step, **entry} for entry in record.evaluation]
         self.made_here += 1

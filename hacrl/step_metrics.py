@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hacrl.agent import AgentUpdate
 from hacrl.algorithms.algorithm import Credit
-from hacrl.config import RunConfig
+from hacrl.config import RayConfig, RunConfig
 from hacrl.rewards import verdict_metrics
 from hacrl.types import Rollout, RolloutGroup
 
@@ -55,9 +55,16 @@ def step_metrics(
     return metrics
 
 
-def agent_seconds(seconds: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """`agent/<name>/time/<phase>` from a fleet's lap."""
-    return {f"agent/{name}/time/{phase}": value for name, phases in seconds.items() for phase, value in phases.items()}
+def execution_metrics(
+    config: RunConfig, seconds: Mapping[str, Mapping[str, float]], *, restarts: int
+) -> dict[str, float]:
+    """`agent/<name>/time/<phase>` from a fleet's lap; on Ray, how often agents were started anew."""
+    metrics: dict[str, float] = {
+        f"agent/{name}/time/{phase}": value for name, phases in seconds.items() for phase, value in phases.items()
+    }
+    if isinstance(config.execution, RayConfig):
+        metrics["execution/restarts"] = restarts
+    return metrics
 
 
 def _author_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:

@@ -20,6 +20,7 @@ from hacrl.algorithms.hacpo import Hacpo
 from hacrl.algorithms.naive import Naive
 from hacrl.clock import Clock
 from hacrl.config import HacpoConfig, RayConfig, RunConfig, load_config
+from hacrl.errors import AgentLostError
 from hacrl.evaluation import evaluate_fleet, mean_score
 from hacrl.execution.fleet import Fleet
 from hacrl.execution.local import LocalFleet
@@ -28,7 +29,7 @@ from hacrl.preflight import Prepared, prepare
 from hacrl.process import memory_metrics
 from hacrl.rewards import Verifier, check_any_scored
 from hacrl.run_directory import RunDirectory
-from hacrl.step_metrics import agent_seconds, rollout_rows, step_metrics
+from hacrl.step_metrics import execution_metrics, rollout_rows, step_metrics
 from hacrl.stop import StopRequest
 from hacrl.tasks import batch
 from hacrl.trackers import RunTrackers
@@ -58,7 +59,9 @@ def training_steps(
     sample, verify, update, export; at the first `sample` the records are those of the state to go on from.
 
     Raises: ConfigError for every fault that shows before a model loads; RunDirectoryError, ModelError, RewardError,
-    NonFiniteError as they are described in `hacrl.errors`.
+    NonFiniteError as they are described in `hacrl.errors`; under `execution: ray` also ClusterError, AgentError, and
+    AgentLostError once `execution.restarts` are used up. After a restart steps behind the last checkpoint are made, and
+    yielded, again.
     """
     config = load_config(source, overrides)
     clock = Clock(on_phase)
@@ -68,6 +71,24 @@ def training_steps(
         if count:
             warnings.warn(f"tasks.{name}: {count} task(s) left out (long_prompts, trained_questions)", stacklevel=2)
     stop = stop or StopRequest()
+    restarts, most = 0, config.execution.restarts if isinstance(config.execution, RayConfig) else 0
+    while True:
+        try:
+            yield from _training_steps(config, prepared, stop, clock, restarts=restarts)
+            return
+        except AgentLostError as error:
+            if restarts == most or stop.requested:
+                raise
+            restarts += 1
+            warnings.warn(
+                f"{error}\nrestart {restarts} of {most} (execution.restarts), from the last checkpoint", stacklevel=2
+            )
+
+
+def _training_steps(
+    config: RunConfig, prepared: Prepared, stop: StopRequest, clock: Clock, *, restarts: int
+) -> Iterator[StepRecord]:
+    """Open everything, go on from the latest checkpoint, close everything; whatever happened before."""
     algorithm = build_algorithm(config)
     with (
         RunDirectory.open(config.output, config) as directory,
@@ -82,7 +103,9 @@ def training_steps(
             fleet = build_fleet(config, prepared, algorithm, directory.path)
         try:
             made = False
-            steps = _steps(config, prepared, directory, verifier, fleet, algorithm, stop, clock, trackers.failures)
+            steps = _steps(
+                config, prepared, directory, verifier, fleet, algorithm, stop, clock, trackers.failures, restarts
+            )
             for record in steps:
                 made = True
                 trackers.record(record)
@@ -108,6 +131,7 @@ def _steps(
     stop: StopRequest,
     clock: Clock,
     tracker_failures: Mapping[str, int],
+    restarts: int,
 ) -> Iterator[StepRecord]:
     capability = build_capability_tracker(config)
     allowed_LA = allowed_authors(config)
@@ -137,7 +161,7 @@ def _steps(
             step=step,
             steps=config.steps,
             metrics=step_metrics(config, groups, credit, capability.estimate(), updates, clock.lap(), tracker_failures)
-            | agent_seconds(fleet.lap())
+            | execution_metrics(config, fleet.lap(), restarts=restarts)
             | memory_metrics(),
             rollouts=tuple(rollout_rows(groups, fleet.names, credit, updates)),
             evaluation=tuple(evaluation),

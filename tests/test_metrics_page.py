@@ -12,11 +12,12 @@ import pytest
 import torch
 from tiny_runs import many_letters, run_config
 
-from hacrl.config import AgentConfig, VllmConfig
+from hacrl.config import AgentConfig, VllmConfig, load_config
 from hacrl.policy import load_policies
 from hacrl.process import memory_metrics
 from hacrl.sampling.sampler import SampledTokens
 from hacrl.sampling.vllm_sampler import VllmSampler
+from hacrl.step_metrics import execution_metrics
 from hacrl.trainer import training_steps
 
 PAGE = Path(__file__).parents[1] / "docs/metrics.md"
@@ -79,6 +80,7 @@ def emitted(tiny_models: Mapping[str, Path], tmp_path_factory: pytest.TempPathFa
         }
         | engine_metrics(tiny_models["qwen"])
         | gpu_memory_metrics()
+        | restarts_on_ray(tiny_models)
     )
 
 
@@ -89,6 +91,12 @@ def engine_metrics(model: Path) -> set[str]:
     sampler = VllmSampler("a", policy, settings, stop_token_ids=(), batch_rows=1, longest_row=8, log=None)
     sampler._compare([((5,), SampledTokens(token_ids=(6,), logprobs=(-1.0,), finish_reason="stop"))], 1.0, 1.0)
     return {f"agent/<agent>/{name}" for name in sampler.metrics.values()}
+
+
+def restarts_on_ray(models: Mapping[str, Path]) -> set[str]:
+    """What is only written on Ray, without it."""
+    config = load_config(run_config(models, Path("run"), execution="ray"))
+    return set(execution_metrics(config, {}, restarts=1))
 
 
 def gpu_memory_metrics() -> set[str]:

@@ -434,7 +434,7 @@ class RayConfig(_Section):
         description="When an agent's process or its node dies, start again from the last checkpoint, this many times.",
     )
     wait_s: float = Field(
-        60.0, ge=0, description="Seconds to wait for resources that a running cluster has, but not free at the moment."
+        60.0, ge=0, description="Seconds to wait for resources that a running cluster does not have, or not free, yet."
     )
 
 

@@ -58,14 +58,12 @@ class RayFleet:
         self._where: dict[str, str] = {}
         self._fingerprints: dict[str, str] = {}
         self._group: Any = None
-        self._started_cluster = False
+        self._connected = self._own_cluster = False
         self._seconds = AgentSeconds(self.names)
         try:
             self._connect(settings)
-            nodes = _nodes()
-            asked = demands(config, list(nodes.values()))
-            self._reserve(settings, asked, list(nodes.values()))
-            self._start_processes(asked, nodes)
+            asked = self._reserve(settings)
+            self._start_processes(asked)
             engine_logs = engine_log_directory.absolute() if engine_log_directory is not None else None
             self._fingerprints = self._ask(
                 "load",
@@ -135,8 +133,8 @@ class RayFleet:
             if self._group is not None:
                 ray.util.remove_placement_group(self._group)
                 self._group = None
-        if self._started_cluster:
-            self._started_cluster = False
+        if self._connected:
+            self._connected = False
             ray.shutdown()
 
     # ------------------------------------------------------------ starting
@@ -158,38 +156,47 @@ class RayFleet:
                     f"execution.address: no cluster can be reached at {address!r}: {error}; start one with `ray "
                     f"start`, give another address, or leave it out to use this machine alone"
                 ) from error
-            self._started_cluster = True
+            self._connected, self._own_cluster = True, address == "local"
 
-    def _reserve(self, settings: RayConfig, asked: Sequence[Demand], nodes: Sequence[Node]) -> None:
-        """One bundle for each agent. Raises ClusterError where the cluster cannot hold them, or not in time."""
+    def _reserve(self, settings: RayConfig) -> list[Demand]:
+        """Take each agent's part of the cluster. Raises ClusterError where that cannot be had, or not in time."""
         from ray.util.placement_group import placement_group
 
-        reason = impossible(asked, nodes)
+        # A cluster of this run's own will not grow, and nobody else uses it.
+        patience = 0.0 if self._own_cluster else settings.wait_s
+        begin = time.perf_counter()
+        while True:
+            if self._group is None:
+                nodes = list(_nodes().values())
+                asked = demands(self.config, nodes)
+                reason = impossible(asked, nodes)
+            if self._group is None and reason is None:
+                bundles = [{"CPU": demand.cpus} | ({"GPU": demand.gpus} if demand.gpus else {}) for demand in asked]
+                self._group = placement_group(bundles, strategy="PACK")
+            if self._group is not None and self._group.wait(PATIENCE_SECONDS):
+                return asked
+            if time.perf_counter() - begin > patience:
+                break
+            if self._group is None:
+                time.sleep(PATIENCE_SECONDS)
         if reason is None:
-            bundles = [{"CPU": demand.cpus} | ({"GPU": demand.gpus} if demand.gpus else {}) for demand in asked]
-            self._group = placement_group(bundles, strategy="PACK")
-            begin = time.perf_counter()
-            while not self._group.wait(PATIENCE_SECONDS):
-                if time.perf_counter() - begin > settings.wait_s:
-                    free = _free()
-                    reason = (
-                        f"after {settings.wait_s:g} s (execution.wait_s) they cannot be placed: {free['CPU']:g} CPUs "
-                        f"and {free['GPU']:g} GPUs are free, and each agent needs its part on one machine"
-                    )
-                    break
-            else:
-                return
+            free = _free()
+            reason = (
+                f"after {patience:g} s (execution.wait_s) {free['CPU']:g} CPUs and {free['GPU']:g} GPUs are free, and "
+                f"each agent needs its part on one machine"
+            )
         raise ClusterError(
             f"the cluster cannot hold the run's agents: {reason}\n{arithmetic(asked, nodes)}\n"
             f"lower agents[].resources (docs/ray.md), or give the run a larger cluster"
         )
 
-    def _start_processes(self, asked: Sequence[Demand], nodes: Mapping[str, Node]) -> None:
+    def _start_processes(self, asked: Sequence[Demand]) -> None:
         import ray
         from ray.util.placement_group import placement_group_table
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         node_of_bundle = placement_group_table(self._group)["bundles_to_node_id"]
+        nodes = _nodes()
         homes = {demand.agent: node_of_bundle[index] for index, demand in enumerate(asked)}
         for index, demand in enumerate(asked):
             home = homes[demand.agent]
@@ -246,7 +253,7 @@ class RayFleet:
 
     def _result(self, name: str, phase: str, reference: Any) -> Any:
         import ray
-        from ray.exceptions import RayError, RayTaskError
+        from ray.exceptions import RayActorError, RayError, RayTaskError
 
         try:
             return ray.get(reference)
@@ -257,6 +264,8 @@ class RayFleet:
                 f"agent {name} ({self._where.get(name, 'starting')}) failed in the phase {phase!r}:\n{_plain(error)}"
             ) from None
         except RayError as error:
+            if isinstance(error, RayActorError) and error.actor_init_failed:
+                raise AgentError(f"agent {name}: its process cannot be used:\n{_plain(error)}") from None
             raise AgentLostError(
                 f"agent {name} ({self._where.get(name, 'starting')}): its process died in the phase {phase!r} (SIGKILL "
                 f"often means: out of memory)\n{_plain(error)}\n{self._last_lines(name)}"

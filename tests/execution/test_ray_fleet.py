@@ -5,16 +5,24 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+import yaml
 from run_states import assert_identical, final_state, metric_lines, rollout_lines
 from tiny_runs import run_config, three_agents
 
-from hacrl.errors import ClusterError, ModelError
-from hacrl.trainer import train, training_steps
+from hacrl.config import load_config
+from hacrl.errors import AgentError, AgentLostError, ClusterError, ModelError
+from hacrl.preflight import prepare
+from hacrl.trainer import build_algorithm, build_fleet, train, training_steps
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: hacrl[ray]")
 
@@ -42,7 +50,7 @@ def assert_same_run(left: Path, right: Path) -> None:
     assert_identical(final_state(left), final_state(right))
 
 
-@pytest.mark.parametrize("make", [run_config, three_agents])
+@pytest.mark.parametrize("make", [pytest.param(run_config, marks=pytest.mark.slow), three_agents])
 def test_local_and_ray_give_the_same_run(cluster: Any, tiny_models: dict[str, Path], tmp_path: Path, make: Any) -> None:
     local = train(make(tiny_models, tmp_path / "local"))
     ray = train(make(tiny_models, tmp_path / "ray", execution="ray"))
@@ -54,7 +62,10 @@ def test_local_and_ray_give_the_same_run(cluster: Any, tiny_models: dict[str, Pa
     assert cluster.available_resources()["CPU"] == 2
 
 
-@pytest.mark.parametrize(("first", "second"), [("local", "ray"), ("ray", "local"), ("ray", "ray")])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("local", "ray"), *(pytest.param("ray", second, marks=pytest.mark.slow) for second in ("local", "ray"))],
+)
 def test_a_run_goes_on_under_another_execution(
     cluster: Any, tiny_models: dict[str, Path], tmp_path: Path, first: str, second: str
 ) -> None:
@@ -69,6 +80,7 @@ def test_a_run_goes_on_under_another_execution(
     assert_same_run(whole, tmp_path / "left")
 
 
+@pytest.mark.slow
 def test_this_process_loads_no_model(
     cluster: Any, tiny_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,7 +91,7 @@ def test_this_process_loads_no_model(
 def test_agents_that_the_cluster_can_never_hold_are_refused_with_the_sums(
     cluster: Any, tiny_models: dict[str, Path], tmp_path: Path
 ) -> None:
-    config = run_config(tiny_models, tmp_path / "run", execution="ray")
+    config = run_config(tiny_models, tmp_path / "run", execution={"name": "ray", "wait_s": 0})
     for agent in config["agents"]:
         agent["resources"] = {"cpus": 1.5}
     with pytest.raises(ClusterError) as caught:
@@ -112,3 +124,136 @@ def test_an_error_of_hacrl_keeps_its_type_and_text(cluster: Any, tiny_models: di
         texts.append(str(caught.value))
     assert texts[0] == texts[1]
     assert "no_such_layer" in texts[0]
+
+
+# ---------------------------------------------------------------- faults
+
+
+def agents_of(process: psutil.Process, run: Path) -> dict[str, int]:
+    """The process of each agent, found by the log that it writes to."""
+    found = {}
+    for child in process.children(recursive=True):
+        try:
+            log = Path(os.readlink(f"/proc/{child.pid}/fd/1"))
+        except OSError:
+            continue
+        if log.parent == run / "processes":
+            found[log.stem] = child.pid
+    return found
+
+
+def test_an_agent_that_dies_ends_the_run_at_once_and_by_name(
+    cluster: Any, tiny_models: dict[str, Path], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    steps = training_steps(run_config(tiny_models, run, execution={"name": "ray", "restarts": 0}))
+    next(steps)
+    agents = agents_of(psutil.Process(), run)
+    assert agents.keys() == {"qwen", "llama"}
+    with (run / "processes/llama.log").open("a") as log:
+        log.write("last words\n")
+    os.kill(agents["llama"], signal.SIGKILL)
+    begin = time.monotonic()
+    with pytest.raises(AgentLostError) as caught:
+        next(steps)
+    assert time.monotonic() - begin < 20
+    text = str(caught.value)
+    assert f"agent llama (process {agents['llama']} on " in text
+    assert "its process died" in text
+    assert text.endswith("  last words")
+    assert agents_of(psutil.Process(), run) == {}
+    # What was recorded is kept, and the run goes on from there.
+    assert [line["step"] for line in metric_lines(run)] == [1]
+    assert [record.step for record in training_steps(run_config(tiny_models, run))] == [2, 3]
+
+
+def test_agents_that_die_are_started_anew_and_the_run_is_the_same(
+    cluster: Any, tiny_models: dict[str, Path], tmp_path: Path
+) -> None:
+    changes: dict[str, Any] = {"steps": 4, "checkpoint": {"every": 2}, "trackers": "tensorboard"}
+    whole = train(run_config(tiny_models, tmp_path / "whole", **changes))
+    run = tmp_path / "run"
+
+    def disturbed() -> Iterator[tuple[int, float]]:
+        kills = {1: "qwen", 3: "llama"}  # before the first checkpoint, and between two
+        for record in training_steps(run_config(tiny_models, run, execution="ray", **changes)):
+            yield record.step, record.metrics["execution/restarts"]
+            if victim := kills.pop(record.step, None):
+                os.kill(agents_of(psutil.Process(), run)[victim], signal.SIGKILL)
+
+    with pytest.warns(UserWarning, match=r"restart \d of 2 \(execution.restarts\)"):
+        made = list(disturbed())
+    assert made == [(1, 0), (1, 1), (2, 1), (3, 1), (3, 2), (4, 2)]
+    assert_same_run(whole, run)
+    assert len(json.loads((run / "environment.json").read_text())["starts"]) == 3
+
+
+def test_any_other_error_of_an_agent_comes_with_its_traceback(
+    cluster: Any, tiny_models: dict[str, Path], tmp_path: Path
+) -> None:
+    local = train(run_config(tiny_models, tmp_path / "local", steps=1))
+    saved = local / "checkpoints/step-000001/agents"
+    (saved / "qwen/learner.pt").write_bytes(b"no state")
+    config = load_config(run_config(tiny_models, tmp_path / "run", execution="ray"))
+    fleet = build_fleet(config, prepare(config), build_algorithm(config), tmp_path / "run")
+    try:
+        with pytest.raises(AgentError) as caught:
+            fleet.load(saved)
+    finally:
+        fleet.close()
+    assert "agent qwen" in str(caught.value)
+    assert 'hosted_agent.py", line' in str(caught.value)
+    assert "learner.load_state_dict" in str(caught.value)
+
+
+def marked(mark: str) -> list[str]:
+    """Every process whose environment holds the mark: the run's own and all that it has started."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("HACRL_TEST_MARK") == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(" ".join(process.cmdline()))
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_is_ended_from_outside_leaves_no_process(
+    tiny_models: dict[str, Path], tmp_path: Path, number: signal.Signals
+) -> None:
+    """Ctrl-C reaches the whole group of processes, SIGTERM and SIGKILL the run's own alone."""
+    run, mark = tmp_path / "run", str(tmp_path)
+    config = run_config(tiny_models, run, steps=100_000, execution="ray", checkpoint={"every": 100_000})
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+    program = [sys.executable, "-c", "from hacrl.cli import main; main()", "train", str(tmp_path / "run.yaml")]
+    process = subprocess.Popen(
+        program,
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "HACRL_TEST_MARK": mark},
+    )
+    try:
+        for _ in range(1200):
+            if (run / "metrics.jsonl").exists() or process.poll() is not None:
+                break
+            time.sleep(0.1)
+        assert process.poll() is None
+        assert sum("HostedAgent" in line for line in marked(mark)) == 2
+        if number == signal.SIGINT:
+            os.killpg(process.pid, number)
+        else:
+            os.kill(process.pid, number)
+        assert process.wait(60) == (-9 if number == signal.SIGKILL else 128 + number)
+    finally:
+        process.kill()
+    for _ in range(200):
+        if not marked(mark):
+            break
+        time.sleep(0.1)
+    assert marked(mark) == []
+    if number != signal.SIGKILL:
+        steps = len(metric_lines(run))
+        assert final_state(run)["step"] == f"step-{steps:06d}"
