@@ -20,10 +20,13 @@ from hacrl.config import (
     GrpoConfig,
     GspoConfig,
     HacpoConfig,
+    LocalConfig,
+    RayConfig,
     ReasoningGymConfig,
     RunConfig,
     load_config,
 )
+from hacrl.config_changes import altering_changes, differences
 from hacrl.errors import ConfigError
 
 BASE: dict[str, Any] = {
@@ -617,3 +620,43 @@ def test_the_error_survives_a_process_border() -> None:
     again = pickle.loads(pickle.dumps(error))
     assert again.problems == error.problems
     assert str(again) == str(error)
+
+
+# ---------------------------------------------------------------- execution
+
+
+def test_short_forms_of_execution() -> None:
+    assert load_config(BASE).execution == LocalConfig()
+    assert load_config(config_with(execution="local")).execution == LocalConfig()
+    assert load_config(config_with(execution="ray")).execution == RayConfig()
+    assert load_config(BASE, ["execution=ray", "execution.restarts=5"]).execution == RayConfig(restarts=5)
+    address = {"name": "ray", "address": "auto"}
+    assert load_config(config_with(execution=address)).execution == RayConfig(address="auto")
+    assert load_config(BASE, ["agents.*.resources.cpus=2"]).agents[1].resources.cpus == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"execution": "slurm"}, "execution.name: got 'slurm', must be one of 'local', 'ray'"),
+        ({"execution": {"address": "auto"}}, "execution.name: required and not given"),
+        ({"execution": {"name": "local", "restarts": 1}}, "execution.restarts: unknown option; known here: name"),
+        ({"execution": {"name": "ray", "addres": "auto"}}, "execution.addres: unknown option; did you mean 'address'?"),
+        ({"execution": {"name": "ray", "address": "ray://head:10001"}}, "execution.address: ray://head:10001 is that of a Ray client; start the run on a machine of the cluster, with address: auto"),
+        ({"execution": "ray", "agents": agents_with({"resources": {"gpus": 1.5}})}, "agents.0 (qwen): resources.gpus is 1.5; above 1 it must be a whole number"),
+        ({"execution": "ray", "agents": agents_with({"device": "cpu", "resources": {"gpus": 1}})}, "agents.0 (qwen): resources.gpus is 1, but device is cpu; leave one of them out"),
+        ({"execution": "ray", "agents": agents_with({"device": "cuda:1", "resources": {"gpus": 0}})}, "agents.0 (qwen): resources.gpus is 0, but device is cuda:1; leave one out, or use device: cpu"),
+    ],
+)  # fmt: skip
+def test_faults_of_execution(changes: dict[str, Any], line: str) -> None:
+    assert problem(config_with(**changes)) == line
+
+
+def test_where_agents_live_is_no_other_run() -> None:
+    before = load_config(config_with(execution="local"))
+    now = load_config(config_with(execution={"name": "ray", "address": "auto"}), ["agents.0.resources.cpus=2"])
+    assert set(differences(before, now)) == {
+        "execution.name", "execution.address", "execution.restarts", "execution.wait_s", "agents.0.resources.cpus"
+    }  # fmt: skip
+    assert altering_changes(before, now, done=1) == {}
+    assert altering_changes(now, before, done=1) == {}

@@ -85,6 +85,15 @@ def drawn(renderable: Any, width: int) -> str:
     return str(text)
 
 
+def test_steps_that_are_made_again_take_the_place_of_the_old_ones(config: RunConfig) -> None:
+    history = RunHistory(config)
+    for step in (1, 2, 3, 2):
+        history.add(record(step, evaluation=(entry(step, "qwen", step / 10),), again=float(step)))
+    assert [step for step, _ in history.metrics] == [1, 2]
+    assert history.held_out("qwen") == [(1, 0.1), (2, 0.2)]
+    assert history.done == 2
+
+
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_live_view_fits_its_width_and_shows_what_matters(config: RunConfig, width: int) -> None:
     history = RunHistory(config)

@@ -62,11 +62,13 @@ class HostedAgent:
 
         def load() -> str:
             import torch
+            import transformers
 
             from hacrl.agent import Agent
             from hacrl.encode import Encoder
             from hacrl.policy import load_policies
 
+            transformers.utils.logging.disable_progress_bar()  # the log is for what matters when a process dies
             torch.set_num_threads(self.threads)
             keep_freed_memory()
             config = run.agent(self.name)

@@ -179,6 +179,9 @@ class RayFleet:
                 break
             if self._group is None:
                 time.sleep(PATIENCE_SECONDS)
+        # Machines may have come or gone meanwhile.
+        nodes = list(_nodes().values())
+        reason = impossible(asked, nodes)
         if reason is None:
             free = _free()
             reason = (
@@ -235,7 +238,7 @@ class RayFleet:
         for name, answer in answers.items():
             self._seconds.add(name, phase, answer.seconds, waited=waited - answer.seconds)
             for text in answer.warnings:
-                warnings.warn(f"agent {name}: {text}", stacklevel=3)
+                warnings.warn(text if text.startswith(f"agent {name}") else f"agent {name}: {text}", stacklevel=3)
         return {name: answer.value for name, answer in answers.items()}
 
     def _collect(self, phase: str, calls: Mapping[str, Any]) -> dict[str, Any]:
@@ -267,8 +270,9 @@ class RayFleet:
             if isinstance(error, RayActorError) and error.actor_init_failed:
                 raise AgentError(f"agent {name}: its process cannot be used:\n{_plain(error)}") from None
             raise AgentLostError(
-                f"agent {name} ({self._where.get(name, 'starting')}): its process died in the phase {phase!r} (SIGKILL "
-                f"often means: out of memory)\n{_plain(error)}\n{self._last_lines(name)}"
+                f"agent {name} ({self._where.get(name, 'starting')}): its process died or cannot be reached, in the "
+                f"phase {phase!r} (a process killed by SIGKILL is often out of memory)\n"
+                f"{_plain(error)}\n{self._last_lines(name)}"
             ) from None
 
     def _check_shared(self, folder: Path, names: Sequence[str], file: str) -> None:

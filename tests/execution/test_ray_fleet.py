@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -9,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +160,7 @@ def test_an_agent_that_dies_ends_the_run_at_once_and_by_name(
     assert time.monotonic() - begin < 20
     text = str(caught.value)
     assert f"agent llama (process {agents['llama']} on " in text
-    assert "its process died" in text
+    assert "its process died or cannot be reached, in the phase 'sample'" in text
     assert text.endswith("  last words")
     assert agents_of(psutil.Process(), run) == {}
     # What was recorded is kept, and the run goes on from there.
@@ -206,16 +207,67 @@ def test_any_other_error_of_an_agent_comes_with_its_traceback(
     assert "learner.load_state_dict" in str(caught.value)
 
 
-def marked(mark: str) -> list[str]:
-    """Every process whose environment holds the mark: the run's own and all that it has started."""
+def processes_where(holds: Callable[[psutil.Process], bool]) -> list[int]:
+    """Living processes; one that ends while it is looked at does not count."""
     found = []
     for process in psutil.process_iter():
-        try:
-            if process.environ().get("HACRL_TEST_MARK") == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(" ".join(process.cmdline()))
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.status() != psutil.STATUS_ZOMBIE and holds(process):
+                found.append(process.pid)
     return found
+
+
+def gone(find: Callable[[], list[int]], *, within_s: float = 20) -> bool:
+    end = time.monotonic() + within_s
+    while find() and time.monotonic() < end:
+        time.sleep(0.1)
+    return not find()
+
+
+def engines_of(run: Path) -> list[int]:
+    return processes_where(
+        lambda process: (
+            any(part.endswith("fake_engine.py") for part in process.cmdline())
+            and Path(os.readlink(f"/proc/{process.pid}/fd/1")).is_relative_to(run)
+        )
+    )
+
+
+@pytest.mark.slow
+def test_an_agents_engine_lives_and_dies_with_its_process(
+    cluster: Any, tiny_models: dict[str, Path], tmp_path: Path
+) -> None:
+    """A stand-in for vLLM, whose wrong probabilities give rise to warnings; these are told here, by agent."""
+    interpreter = tmp_path / "python"
+    fake = Path(__file__).parents[1] / "fake_engine.py"
+    interpreter.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exit 0\nshift\nexec {sys.executable} {fake} "$@"\n')
+    interpreter.chmod(0o755)
+
+    def config(name: str, execution: Any) -> dict[str, Any]:
+        config = run_config(tiny_models, tmp_path / name, steps=2, execution=execution)
+        config["sampling"] |= {"engine": "vllm", "vllm": {"python": str(interpreter), "on_mismatch": "warn"}}
+        return config
+
+    with pytest.warns(UserWarning, match="^agent qwen: vLLM's log-probabilities are"):
+        local = train(config("local", "local"))
+    with pytest.warns(UserWarning, match="^agent llama: vLLM's log-probabilities are"):
+        ray = train(config("ray", "ray"))
+    assert_same_run(local, ray)
+    assert engines_of(ray) == []
+    killed = tmp_path / "killed"
+    steps = training_steps(config("killed", {"name": "ray", "restarts": 0}))
+    with pytest.warns(UserWarning, match="log-probabilities"):
+        next(steps)
+    assert len(engines_of(killed)) == 2
+    os.kill(agents_of(psutil.Process(), killed)["qwen"], signal.SIGKILL)
+    with pytest.raises(AgentLostError):
+        next(steps)
+    assert gone(lambda: engines_of(killed))
+
+
+def marked(mark: str) -> list[int]:
+    """A run's own process and all that it has started, by a mark in their environment."""
+    return processes_where(lambda process: process.environ().get("HACRL_TEST_MARK") == mark)
 
 
 @pytest.mark.slow
@@ -241,7 +293,8 @@ def test_a_run_that_is_ended_from_outside_leaves_no_process(
                 break
             time.sleep(0.1)
         assert process.poll() is None
-        assert sum("HostedAgent" in line for line in marked(mark)) == 2
+        assert len(agents_of(psutil.Process(process.pid), run)) == 2
+        assert len(marked(mark)) > 3  # those of Ray are found as well
         if number == signal.SIGINT:
             os.killpg(process.pid, number)
         else:
@@ -249,11 +302,7 @@ def test_a_run_that_is_ended_from_outside_leaves_no_process(
         assert process.wait(60) == (-9 if number == signal.SIGKILL else 128 + number)
     finally:
         process.kill()
-    for _ in range(200):
-        if not marked(mark):
-            break
-        time.sleep(0.1)
-    assert marked(mark) == []
+    assert gone(lambda: marked(mark))
     if number != signal.SIGKILL:
         steps = len(metric_lines(run))
         assert final_state(run)["step"] == f"step-{steps:06d}"
