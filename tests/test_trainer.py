@@ -63,6 +63,15 @@ def test_every_verified_rollout_reaches_every_learner(finished: Path) -> None:
         assert metrics[f"{pair}/rows"] == 12
 
 
+def test_agents_that_take_turns_wait_for_each_other(finished: Path) -> None:
+    for line in map(json.loads, (finished / "metrics.jsonl").read_text().splitlines()):
+        phases = [name for name in ("sample", "update", "evaluate") if f"time/{name}" in line]
+        busy = {agent: sum(line[f"agent/{agent}/time/{name}"] for name in phases) for agent in ("qwen", "llama")}
+        for agent, other in (("qwen", "llama"), ("llama", "qwen")):
+            assert line[f"agent/{agent}/time/wait"] >= busy[other] > 0
+            assert busy[agent] + line[f"agent/{agent}/time/wait"] <= sum(line[f"time/{name}"] for name in phases)
+
+
 def test_both_agents_learned_something(finished: Path, tiny_models: dict[str, Path]) -> None:
     for agent, state in final_state(finished).items():
         if agent in tiny_models:

@@ -70,7 +70,7 @@ class RayFleet:
                 "start",
                 {
                     demand.agent: (
-                        _as_seen_by(config, demand),
+                        as_seen_by(config, demand),
                         algorithm,
                         dump_directory.absolute(),
                         engine_logs,
@@ -297,7 +297,7 @@ class RayFleet:
         return "\n".join([f"the last lines of {log}:", *(f"  {line}" for line in lines)])
 
 
-def _as_seen_by(config: RunConfig, demand: Demand) -> RunConfig:
+def as_seen_by(config: RunConfig, demand: Demand) -> RunConfig:
     """The run's configuration in one agent's process, where Ray shows no GPUs but its own, counted from 0."""
     agents = [
         agent if agent.name != demand.agent else agent.model_copy(update={"device": _device(agent, demand)})

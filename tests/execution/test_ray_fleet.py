@@ -10,20 +10,26 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import torch
 import yaml
 from run_states import assert_identical, final_state, metric_lines, rollout_lines
 from tiny_runs import run_config, three_agents
 
-from hacrl.config import load_config
-from hacrl.errors import AgentError, AgentLostError, ClusterError, ModelError
+from hacrl.algorithms.algorithm import Credit
+from hacrl.config import RayConfig, RunConfig, load_config
+from hacrl.errors import AgentError, AgentLostError, ClusterError, ConfigError, ModelError, RunDirectoryError
+from hacrl.execution.hosted_agent import Answer, HostedAgent
+from hacrl.execution.placement import Demand
+from hacrl.execution.ray_fleet import RayFleet, as_seen_by
 from hacrl.preflight import prepare
 from hacrl.trainer import build_algorithm, build_fleet, train, training_steps
+from hacrl.types import Task
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: hacrl[ray]")
 
@@ -59,6 +65,12 @@ def test_local_and_ray_give_the_same_run(cluster: Any, tiny_models: dict[str, Pa
     for folder in (local / "agents").iterdir():
         weights = (folder / "model.safetensors").read_bytes()
         assert weights == (ray / "agents" / folder.name / "model.safetensors").read_bytes()
+    for line in map(json.loads, (ray / "metrics.jsonl").read_text().splitlines()):
+        phases = sum(line.get(f"time/{phase}", 0.0) for phase in ("sample", "update", "evaluate"))
+        for agent in (ray / "processes").iterdir():
+            own = [line.get(f"agent/{agent.stem}/time/{name}", 0.0) for name in ("sample", "update", "evaluate")]
+            assert min(own[:2]) > 0
+            assert sum(own) + line[f"agent/{agent.stem}/time/wait"] <= phases
     # The cluster is as it was: nothing is reserved any more.
     assert cluster.available_resources()["CPU"] == 2
 
@@ -125,6 +137,100 @@ def test_an_error_of_hacrl_keeps_its_type_and_text(cluster: Any, tiny_models: di
         texts.append(str(caught.value))
     assert texts[0] == texts[1]
     assert "no_such_layer" in texts[0]
+
+
+# ---------------------------------------------------------------- calls, by agents that only follow a script
+
+
+class ScriptedAgent(HostedAgent):
+    """Answers without a model. At `sample` it waits until every agent has been asked; `update` is good or bad."""
+
+    def start(self, run: RunConfig, *_: Any) -> Answer:
+        self.names = [agent.name for agent in run.agents]
+        self.device = run.agent(self.name).device
+        return Answer(value=f"fingerprint of {self.name}", seconds=0.0, warnings=())
+
+    def sample(self, tasks: Sequence[Task], step: int) -> Answer:
+        Path(f"{self.name}-asked").touch()
+        begin = time.monotonic()
+        while not all(Path(f"{name}-asked").exists() for name in self.names):
+            assert time.monotonic() - begin < 30, "the other agent is not asked before this one has answered"
+            time.sleep(0.01)
+        assert all(not task.columns for task in tasks)
+        return Answer(value=[f"{self.name} on {tasks[0].id}"], seconds=0.0, warnings=("take care",))
+
+    def update(self, groups: Any, advantages: Any, ratio: Any, fingerprints: Any, step: int) -> Answer:
+        if self.name == "llama":
+            raise ZeroDivisionError("a bug")
+        time.sleep(60)
+        raise AssertionError
+
+
+@pytest.fixture
+def scripted(
+    cluster: Any, tiny_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[RayFleet]:
+    # The agents' processes cannot import this file.
+    cluster.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    monkeypatch.setattr("hacrl.execution.ray_fleet.HostedAgent", ScriptedAgent)
+    monkeypatch.chdir(tmp_path)
+    config = load_config(run_config(tiny_models, tmp_path / "run", execution="ray"))
+    fleet = RayFleet(
+        config, RayConfig(), build_algorithm(config), dump_directory=tmp_path, log_directory=tmp_path / "processes"
+    )
+    yield fleet
+    fleet.close()
+    cluster.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+def test_all_agents_are_at_work_at_the_same_time(scripted: RayFleet) -> None:
+    with pytest.warns(UserWarning, match="^agent (qwen|llama): take care$"):
+        answers = scripted.sample([Task(id="t", prompt="1 + 1?", columns={"answer": "2"})], step=1)
+    assert answers == ["qwen on t", "llama on t"]
+    seconds = scripted.lap()
+    assert all(own.keys() == {"sample", "wait"} and own["wait"] > 0 for own in seconds.values())
+    assert scripted.lap() == {"qwen": {}, "llama": {}}
+
+
+def test_a_failure_is_told_while_others_are_still_at_work(scripted: RayFleet) -> None:
+    credit = Credit(
+        advantages_LPAG=torch.zeros(2, 1, 2, 1),
+        ratio_LA=torch.ones(2, 2),
+        baselines_LP=torch.zeros(2, 1),
+        fell_back_LP=torch.zeros(2, 1, dtype=torch.bool),
+    )
+    begin = time.monotonic()
+    with pytest.raises(AgentError, match=r"(?s)^agent llama \(process .* failed in the phase 'update'.*a bug"):
+        scripted.update([], credit, step=1)
+    scripted.close()
+    assert time.monotonic() - begin < 30
+
+
+def test_files_that_are_not_seen_here_are_told(scripted: RayFleet, tmp_path: Path) -> None:
+    (tmp_path / "folder/qwen").mkdir(parents=True)
+    (tmp_path / "folder/qwen/agent.json").touch()
+    with pytest.raises(RunDirectoryError, match=r"folder/llama: agent llama \(process .* a file system that all share"):
+        scripted._check_shared(tmp_path / "folder", ["qwen", "llama"], "agent.json")
+
+
+def test_an_agent_sees_its_own_gpus_counted_from_0(tiny_models: dict[str, Path], tmp_path: Path) -> None:
+    config = run_config(tiny_models, tmp_path / "run", execution="ray")
+    config["agents"][1]["device"] = "cuda:1"
+    run = load_config(config)
+    on_gpu = as_seen_by(run, Demand(agent="llama", cpus=1, gpus=0.5))
+    assert [agent.device for agent in on_gpu.agents] == ["auto", "cuda"]
+    assert as_seen_by(run, Demand(agent="qwen", cpus=1, gpus=1)).agents[0].device == "cuda"
+    assert as_seen_by(run, Demand(agent="qwen", cpus=1, gpus=0)).agents[0].device == "cpu"
+
+
+def test_missing_ray_is_told_before_anything_starts(
+    tiny_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ray" else found(name))
+    with pytest.raises(ConfigError, match=r"execution: ray is not installed; pip install 'hacrl\[ray\]'"):
+        next(training_steps(run_config(tiny_models, tmp_path / "run", execution="ray")))
+    assert not (tmp_path / "run").exists()
 
 
 # ---------------------------------------------------------------- faults
