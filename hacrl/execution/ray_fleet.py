@@ -294,6 +294,8 @@ class RayFleet:
                 lines = file.read().decode(errors="replace").splitlines()[-LOG_LINES:]
         except OSError:
             return f"{log} cannot be read here"
+        if not lines:
+            return f"it printed nothing to {log}"
         return "\n".join([f"the last lines of {log}:", *(f"  {line}" for line in lines)])
 
 

@@ -9,9 +9,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import psutil
@@ -293,6 +295,48 @@ def test_agents_that_die_are_started_anew_and_the_run_is_the_same(
     assert made == [(1, 0), (1, 1), (2, 1), (3, 1), (3, 2), (4, 2)]
     assert_same_run(whole, run)
     assert len(json.loads((run / "environment.json").read_text())["starts"]) == 3
+
+
+@pytest.mark.slow
+def test_agents_killed_at_random_moments_change_nothing(
+    cluster: Any, tiny_models: dict[str, Path], tmp_path: Path
+) -> None:
+    """kill -9 of either agent while it loads, samples, waits, updates or saves."""
+    changes: dict[str, Any] = {"steps": 60, "evaluation": {"every": 20, "k": 1}}
+    whole = train(run_config(tiny_models, tmp_path / "whole", **changes))
+    run, moment, killed, over = tmp_path / "run", Random(5), [], threading.Event()
+
+    def recorded() -> int:
+        return (run / "metrics.jsonl").stat().st_size if (run / "metrics.jsonl").exists() else 0
+
+    def kill() -> None:
+        while len(killed) < 6 and not over.is_set():
+            # Some die while they load, most within the steps that follow.
+            before, in_steps = recorded(), moment.random() < 0.8
+            while in_steps and recorded() == before and not over.is_set():
+                over.wait(0.02)
+            over.wait(moment.uniform(0.0, 0.5))
+            if agents := agents_of(psutil.Process(), run):
+                name = moment.choice(sorted(agents))
+                os.kill(agents[name], signal.SIGKILL)
+                killed.append(agents[name])
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        with pytest.warns(UserWarning, match="restart 1 of 20"):
+            restarts = [
+                record.metrics["execution/restarts"]
+                for record in training_steps(
+                    run_config(tiny_models, run, execution={"name": "ray", "restarts": 20}, **changes)
+                )
+            ][-1]
+    finally:
+        over.set()
+        killer.join()
+    assert len(killed) == 6
+    assert 1 <= restarts <= 6  # two agents may be killed at once
+    assert_same_run(whole, run)
 
 
 def test_any_other_error_of_an_agent_comes_with_its_traceback(
