@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import signal
@@ -27,6 +28,8 @@ from hacrl.types import Completion, RolloutGroup, Task
 LOG_LINES = 20
 # How long an agent may take to end its engine before its process is ended from outside.
 CLOSE_SECONDS = 5.0
+# How long a process may take to begin where its part is reserved: if that machine is lost in between, nobody tells.
+START_SECONDS = 300.0
 # Waiting is cut into pieces of this length, so that signals are seen between them.
 PATIENCE_SECONDS = 1.0
 
@@ -203,6 +206,8 @@ class RayFleet:
         homes = {demand.agent: node_of_bundle[index] for index, demand in enumerate(asked)}
         for index, demand in enumerate(asked):
             home = homes[demand.agent]
+            if home not in nodes:
+                raise AgentLostError(f"agent {demand.agent}: the machine that was reserved for it has died")
             options = {
                 "num_cpus": demand.cpus,
                 "num_gpus": demand.gpus,
@@ -225,7 +230,8 @@ class RayFleet:
                     ),
                 )
             )
-        self._where = self._collect("start", {name: actor.where.remote() for name, actor in self._actors.items()})
+        calls = {name: actor.where.remote() for name, actor in self._actors.items()}
+        self._where = self._collect("start", calls, within_s=START_SECONDS)
 
     # ------------------------------------------------------------ asking
 
@@ -241,10 +247,11 @@ class RayFleet:
                 warnings.warn(text if text.startswith(f"agent {name}") else f"agent {name}: {text}", stacklevel=3)
         return {name: answer.value for name, answer in answers.items()}
 
-    def _collect(self, phase: str, calls: Mapping[str, Any]) -> dict[str, Any]:
+    def _collect(self, phase: str, calls: Mapping[str, Any], *, within_s: float = math.inf) -> dict[str, Any]:
         """The results by agent. The first failure is told at once, whatever the others are doing."""
         import ray
 
+        begin = time.perf_counter()
         names = {reference: name for name, reference in calls.items()}
         results = {}
         while names:
@@ -252,6 +259,10 @@ class RayFleet:
             for reference in done:
                 name = names.pop(reference)
                 results[name] = self._result(name, phase, reference)
+            if names and time.perf_counter() - begin > within_s:
+                raise AgentLostError(
+                    f"agent {', '.join(names.values())}: nothing heard for {within_s:g} s in the phase {phase!r}"
+                )
         return results
 
     def _result(self, name: str, phase: str, reference: Any) -> Any:
@@ -346,8 +357,9 @@ def _free() -> dict[str, float]:
 
 
 def _plain(error: BaseException) -> str:
-    """Ray's message without the codes that colour it."""
-    return re.sub(r"\x1b\[[0-9;]*m", "", str(error)).rstrip()
+    """Ray's message without the codes that colour it, and without its general advice."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    return re.sub(r" Some common causes include: .*", "", text).rstrip()
 
 
 def _size(path: Path) -> int:

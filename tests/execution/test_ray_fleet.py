@@ -74,7 +74,7 @@ def test_local_and_ray_give_the_same_run(cluster: Any, tiny_models: dict[str, Pa
             assert min(own[:2]) > 0
             assert sum(own) + line[f"agent/{agent.stem}/time/wait"] <= phases
     # The cluster is as it was: nothing is reserved any more.
-    assert cluster.available_resources()["CPU"] == 2
+    assert gone(lambda: [] if cluster.available_resources()["CPU"] == 2 else [0])
 
 
 @pytest.mark.parametrize(
@@ -206,6 +206,12 @@ def test_a_failure_is_told_while_others_are_still_at_work(scripted: RayFleet) ->
         scripted.update([], credit, step=1)
     scripted.close()
     assert time.monotonic() - begin < 30
+
+
+def test_a_process_that_does_not_begin_is_not_waited_for_for_ever(scripted: RayFleet, cluster: Any) -> None:
+    too_large = cluster.remote(ScriptedAgent).options(num_cpus=3).remote("qwen", folder=".", log="log", threads=1)
+    with pytest.raises(AgentLostError, match=r"^agent qwen: nothing heard for 0 s in the phase 'start'$"):
+        scripted._collect("start", {"qwen": too_large.where.remote()}, within_s=0)
 
 
 def test_files_that_are_not_seen_here_are_told(scripted: RayFleet, tmp_path: Path) -> None:
@@ -368,6 +374,7 @@ def processes_where(holds: Callable[[psutil.Process], bool]) -> list[int]:
 
 
 def gone(find: Callable[[], list[int]], *, within_s: float = 20) -> bool:
+    """Whether nothing is found any more, soon."""
     end = time.monotonic() + within_s
     while find() and time.monotonic() < end:
         time.sleep(0.1)
