@@ -28,6 +28,7 @@ FLAGS = (
     *("--disable-component-update", "--disable-sync", "--hide-scrollbars"),
 )
 WAIT_S = 120
+TESTBED_REPORT = Path(__file__).parents[2] / "benchmarks/results/testbed/model.html"
 DRAW_ALL = "return Promise.all(plots.filter(plot => plot.place.offsetParent).map(draw)).then(() => true)"
 DRAW_FIRST = "return draw(plots[0]).then(() => true)"
 
@@ -119,6 +120,23 @@ def test_every_chart_is_drawn(browser: Any, page: Path) -> None:
     assert [name for name, *_ in lines] == ["hacpo", "naive", "gspo"]
     assert len({colour for _, colour, _ in lines}) == 1
     assert len({dash for *_, dash in lines}) == 3
+
+
+def test_the_test_beds_report_is_small_and_whole(browser: Any) -> None:
+    """The page of 25 real runs, as benchmarks/README.md has it made."""
+    assert TESTBED_REPORT.stat().st_size < 5e6
+    show(browser, TESTBED_REPORT, draw=True)
+    drawn = browser.execute_script(
+        """return plots.filter(plot => plot.place.offsetParent).map(plot => [
+             plot.chart.id, plot.place.querySelectorAll('.scatterlayer .trace path, .barlayer .point path').length])"""
+    )
+    assert {"held-out-0", "reward", "omega", "ratios", "shares", "weight", "memory", "time"} <= {
+        name for name, _ in drawn
+    }
+    assert all(marks > 0 for _, marks in drawn)
+    text = browser.execute_script("return document.body.innerText")
+    assert all(method in text for method in ("truncated", "hacpo", "naive", "gspo-x2", "gspo"))
+    assert complaints(browser) == []
 
 
 def test_plots_are_drawn_when_they_come_into_sight(browser: Any, page: Path) -> None:
