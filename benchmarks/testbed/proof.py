@@ -76,11 +76,11 @@ class Setting:
             folder = self.output / self.comparison["runs"][f"{method}/seed-{seed}"]
             for line in (folder / "metrics.jsonl").read_text().splitlines():
                 for name, value in json.loads(line).items():
-                    kind, *names, key = name.split("/")
-                    if kind == "pair" and names[0] != names[1] and key in SHARING:
-                        found.setdefault(key, []).append(value)
-                    if kind == "agent" and key in LEARNING:
-                        found.setdefault(key, []).append(value)
+                    match name.split("/"):
+                        case ["pair", learner, author, key] if learner != author and key in SHARING:
+                            found.setdefault(key, []).append(value)
+                        case ["agent", _, key] if key in LEARNING:
+                            found.setdefault(key, []).append(value)
         return {key: statistics.fmean(values) for key, values in found.items()}
 
 
@@ -92,14 +92,14 @@ def overall(settings: Mapping[str, Setting], methods: Sequence[str]) -> dict[str
     """What holds over all configurations: ends, differences, rollouts to reach, agents improved, accuracy by skill."""
     ends = {method: mean_of([setting.end(method) for setting in settings.values()]) for method in methods}
     starts = mean_of([setting.at(methods[0], 0) for setting in settings.values()])
+    steps = next(iter(settings.values())).steps
+    # (step, seed): mean over configurations, agents and tasks.
     curves = {
-        method: [
-            float(np.mean([setting.at(method, step).mean() for setting in settings.values()]))
-            for step in next(iter(settings.values())).steps
-        ]
+        method: np.array(
+            [mean_of([setting.at(method, step) for setting in settings.values()]).mean(axis=1) for step in steps]
+        )
         for method in methods
     }
-    steps = next(iter(settings.values())).steps
     names = [str(task.columns["metadata"]["source_dataset"]) for task in tasks(split="heldout", count=96, seed=0)]
     skills = {skill: np.array([name == skill for name in names]) for skill in sorted(set(names))}
     return {
@@ -134,15 +134,7 @@ def overall(settings: Mapping[str, Setting], methods: Sequence[str]) -> dict[str
             for name, setting in settings.items()
         },
         "rollouts_to_reach": {
-            one: {
-                other: None
-                if (found := first_reached(steps, curves[one], curves[other][-1])) is None
-                # GSPOx2 samples twice as much in a step as the others.
-                else found / steps[-1] * (2 if one == "gspo-x2" else 1) / (2 if other == "gspo-x2" else 1)
-                for other in methods
-                if other != one
-            }
-            for one in methods
+            one: {other: _to_reach(steps, curves, one, other) for other in methods if other != one} for one in methods
         },
         "by_skill": {
             skill: {
@@ -154,6 +146,23 @@ def overall(settings: Mapping[str, Setting], methods: Sequence[str]) -> dict[str
         "sharing": {
             method: {name: setting.sharing(method) for name, setting in settings.items()} for method in methods
         },
+    }
+
+
+def _to_reach(
+    steps: Sequence[int], curves: Mapping[str, NDArray[np.float64]], one: str, other: str
+) -> dict[str, float | list[float | None] | None]:
+    """Share of `other`'s rollouts with which `one` is where `other` ends: by the mean over seeds, and seed by seed."""
+    # GSPOx2 samples twice as much in a step as the others.
+    per_step = {method: 2 if method == "gspo-x2" else 1 for method in (one, other)}
+
+    def share(curve: NDArray[np.float64], target: float) -> float | None:
+        reached = first_reached(steps, curve.tolist(), target)
+        return None if reached is None else reached * per_step[one] / (steps[-1] * per_step[other])
+
+    return {
+        "mean": share(curves[one].mean(axis=1), float(curves[other][-1].mean())),
+        "seeds": [share(curves[one][:, seed], float(end)) for seed, end in enumerate(curves[other][-1])],
     }
 
 
@@ -195,7 +204,7 @@ def markdown(found: Mapping[str, Any], methods: Sequence[str]) -> str:
         for other in methods:
             if one != other:
                 parts = [found["settings"][name][one][other] for name in found["settings"]]
-                reach = found["rollouts_to_reach"][one][other]
+                reach = found["rollouts_to_reach"][one][other]["mean"]
                 cells = [_signed(found["differences"][one][other]), *map(_signed, parts)]
                 share = "never" if reach is None else f"{100 * reach:.0f} %"
                 lines.append(f"| {one} | {other} | {' | '.join(cells)} | {share} |")

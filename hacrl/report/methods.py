@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,8 +65,24 @@ def group_runs(runs: Sequence[Run]) -> list[Method]:
 
 
 def control_of(methods: Sequence[Method], agents: Sequence[str]) -> Method | None:
-    """The first method in which all of `agents` learn alone, to compare those that share with."""
-    return next((method for method in methods if not method.shares and set(agents) <= set(method.agents)), None)
+    """The method in which all of `agents` learn alone, to compare those that share with.
+
+    Of several, the one with the most equal number of their own answers, for GSPO with twice the rollouts is no fair
+    control; of those, the first.
+    """
+    alone = [method for method in methods if not method.shares and set(agents) <= set(method.agents)]
+    sharing = next((method for method in methods if method.shares), None)
+    budget = 0.0 if sharing is None else _answers(sharing, agents)
+    if budget == 0:
+        return next(iter(alone), None)
+    return min(alone, key=lambda method: round(abs(_answers(method, agents) / budget - 1), 2), default=None)
+
+
+def _answers(method: Method, agents: Sequence[str]) -> float:
+    """How many answers `agents` sampled in a run of the method, on average; 0 where no record tells."""
+    return statistics.fmean(
+        sum(sum(run.column(f"agent/{agent}/reward/texts").values()) for agent in agents) for run in method.runs
+    )
 
 
 def _settings(run: Run) -> dict[str, str]:

@@ -338,6 +338,21 @@ def test_each_agent_has_its_own_control(tmp_path: Path) -> None:
     assert summary.detail.startswith("Held-out avg@4: hacpo against gspo (qwen) and gspo (llama)")
 
 
+def test_the_control_is_the_method_with_as_many_rollouts_not_the_first_one(tmp_path: Path) -> None:
+    paths = [
+        write_run(tmp_path / f"{name}-{seed}", algorithm=algorithm, seed=seed, group=group, score=score + 0.01 * seed)
+        for seed in range(2)
+        for name, algorithm, group, score in (
+            ("doubled", {"name": "gspo", "clip_low": 0.1}, 4, 0.45),
+            ("shared", "hacpo", 2, 0.4),
+            ("alone", {"name": "gspo", "clip_low": 0.2}, 2, 0.3),
+        )
+    ]
+    summary = summary_of(*paths)
+    assert "algorithm.clip_low=0.2" in summary.detail
+    assert "+10.0 points" in summary.headline
+
+
 def test_different_budgets_are_told(tmp_path: Path) -> None:
     paths = [write_run(tmp_path / "a", steps=6), write_run(tmp_path / "b", algorithm="gspo", steps=4)]
     assert "different numbers of rollouts (hacpo 48, gspo 32)" in " ".join(
