@@ -67,8 +67,9 @@ class RunHistory:
 
     def add(self, record: StepRecord) -> None:
         # After a restart, steps behind the last checkpoint are made again.
-        self.metrics = [line for line in self.metrics if line[0] < record.step]
-        self.evaluations = [entry for entry in self.evaluations if entry["step"] < record.step]
+        if self.metrics and self.metrics[-1][0] >= record.step:
+            self.metrics = [line for line in self.metrics if line[0] < record.step]
+            self.evaluations = [entry for entry in self.evaluations if entry["step"] < record.step]
         self.metrics.append((record.step, record.metrics))
         self.evaluations += [{"step": record.step, **entry} for entry in record.evaluation]
         self.made_here += 1

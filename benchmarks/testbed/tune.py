@@ -47,9 +47,15 @@ LATER_SEEDS = 1
 FINALISTS = 2
 
 
+def settings_of(candidate: str) -> dict[str, Any]:
+    """`hacpo-3` is HACPO with GRID[3]."""
+    method, _, place = candidate.rpartition("-")
+    return {**METHODS[method], **GRID[int(place)]}
+
+
 def scores(candidates: Sequence[str], *, first_seed: int, seeds: int, output: Path) -> dict[str, float]:
-    """Mean held-out avg@k of each candidate over configurations, agents and seeds; `hacpo-3` is HACPO with GRID[3]."""
-    settings = {name: {**METHODS[name.rpartition("-")[0]], **GRID[int(name.rpartition("-")[2])]} for name in candidates}
+    """Mean held-out avg@k of each candidate over configurations, agents and seeds."""
+    settings = {name: settings_of(name) for name in candidates}
     found: dict[str, list[float]] = {name: [] for name in candidates}
     for configuration in CONFIGURATIONS:
         with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
@@ -84,7 +90,7 @@ def main() -> None:
     seeds = 1 + LATER_SEEDS
     final = {name: (first[name] + LATER_SEEDS * later[name]) / seeds for name in finalists}
     chosen = {method: best(final, method, 1)[0] for method in METHODS}
-    methods = {method: {**METHODS[method], **GRID[int(name.rpartition("-")[2])]} for method, name in chosen.items()}
+    methods = {method: settings_of(name) for method, name in chosen.items()}
     header = "# Each method's settings, chosen by tune.py on seeds that the final table does not use.\n"
     (HERE / "methods.yaml").write_text(header + yaml.safe_dump(methods, sort_keys=False))
     report = {

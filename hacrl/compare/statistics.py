@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 DRAWS = 10_000
-# Of 8 bytes each.
+# At most so many counts of drawn tasks are kept, 8 bytes each.
 _KEPT_COUNTS = 4_000_000
 
 

@@ -246,8 +246,8 @@ def _sharing(methods: Sequence[Method], sample: Sample) -> list[Chart]:
             section="sharing",
             title="Where foreign answers lie: the ratio s",
             caption="s tells how likely the learner finds an answer, compared with its author: 1 means equally likely. "
-            "Only answers inside the shaded band are learned from; the dashed line is where its lower edge has moved "
-            f"by the last update of a step. The last bin holds everything above. From {read}.",
+            "Where a band is shaded, only answers inside it are learned from; the dashed line is where its lower edge "
+            f"has moved by the last update of a step. The last bin holds everything above. From {read}.",
             keys=["ratios in rollouts/*.jsonl"],
             unit="share",
             panels=_ratio_panels(sharing, sample),
@@ -257,7 +257,7 @@ def _sharing(methods: Sequence[Method], sample: Sample) -> list[Chart]:
             section="sharing",
             title="Foreign answers inside the band",
             caption="Share of foreign rows that the learner could use (inside), found too unlikely (below) or too "
-            "likely (above). Rows outside give no gradient.",
+            "likely (above). Rows outside give no gradient; a method without a band has all inside.",
             keys=[f"pair/<learner>/<author>/{part}_share" for part in ("below", "inside", "above")],
             unit="share",
             panels=shares,
