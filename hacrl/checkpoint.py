@@ -16,6 +16,7 @@ import json
 import math
 import os
 import re
+import secrets
 import shutil
 import time
 import warnings
@@ -150,10 +151,10 @@ class CheckpointStore:
         final = self.path / step_name(step)
         if step in self._scores():
             return self._read(step, checksums=False)
-        temporary = self.path / f".tmp-{step_name(step)}"
+        # A name of its own each time: a process that was cut off may still be writing to that of an attempt before.
+        temporary = self.path / f".tmp-{step_name(step)}-{secrets.token_hex(4)}"
         try:
             make_folder(self.path)
-            shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir()
             write(temporary)
             self._seal(temporary, step, state, score)

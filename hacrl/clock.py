@@ -13,17 +13,25 @@ class Clock:
     def __init__(self, on_phase: Callable[[str], None] | None = None) -> None:
         self._on_phase = on_phase
         self._seconds: dict[str, float] = {}
+        self._spans: list[tuple[str, float, float]] = []
         self._start = time.perf_counter()
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         if self._on_phase is not None:
             self._on_phase(name)
-        start = time.perf_counter()
+        start, begin = time.perf_counter(), time.time()
         try:
             yield
         finally:
-            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
+            seconds = time.perf_counter() - start
+            self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+            self._spans.append((name, begin, begin + seconds))
+
+    def spans(self) -> list[tuple[str, float, float]]:
+        """Name, begin and end (seconds since 1970) of the phases that have ended since the last call."""
+        spans, self._spans = self._spans, []
+        return spans
 
     def lap(self) -> dict[str, float]:
         """Seconds of each phase since the last lap, and `total` with everything in between; starts a new lap."""

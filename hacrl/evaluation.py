@@ -22,8 +22,8 @@ def evaluate_fleet(
     step: int,
     settings: EvaluationConfig | None = None,
 ) -> list[dict[str, Any]]:
-    """One entry per split and agent; see `summarise` for its fields. `step` is the number of finished steps; sampling
-    is by `settings`, the run's own if left out."""
+    """One entry per split and agent, absent ones left out; see `summarise` for its fields. `step` is the number of
+    finished steps; sampling is by `settings`, the run's own if left out."""
     entries = []
     for split, tasks in splits.items():
         completions = fleet.sample_evaluation(tasks, settings)
@@ -34,6 +34,8 @@ def evaluate_fleet(
             for completion, verdict in zip(completions, verdicts, strict=True)
         ]
         for name in fleet.names:
+            if name in fleet.absent:
+                continue
             mine = [rollout for rollout in rollouts if rollout.completion.author == name]
             entries.append({"step": step, "split": split, "agent": name, **summarise(mine)})
     return entries

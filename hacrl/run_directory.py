@@ -43,6 +43,7 @@ _CONFIG = "config.yaml"
 _ENVIRONMENT = "environment.json"
 _METRICS = "metrics.jsonl"
 _EVALUATIONS = "evaluations.jsonl"
+_TIMELINE = "timeline.jsonl"
 _ROLLOUTS = "rollouts"
 _CHECKPOINTS = "checkpoints"
 _FORMAT = 1
@@ -162,7 +163,7 @@ class RunDirectory:
     # ------------------------------------------------------------ writing
 
     def record(self, record: StepRecord) -> None:
-        """Write one step: rollouts, evaluation, and last the metrics line, on disk when this returns.
+        """Write one step: rollouts, evaluation, timeline, and last the metrics line, on disk when this returns.
 
         Numbers that are not finite become null, for JSON has no NaN. Steps come in order and once. Raises
         RunDirectoryError where the disk refuses; what was recorded before stays readable.
@@ -178,6 +179,7 @@ class RunDirectory:
         # All lines are made before the first is written: a value that is no JSON leaves nothing behind.
         rollouts = self._stamped(record.rollouts, step=record.step)
         evaluation = self._stamped(record.evaluation, step=record.step, time=now)
+        timeline = self._stamped(record.timeline, step=record.step)
         metrics = self._stamped([record.metrics], step=record.step, time=now)
         try:
             if rollouts:
@@ -185,6 +187,8 @@ class RunDirectory:
                 write_atomically(self.path / _ROLLOUTS / f"{step_name(record.step)}.jsonl", rollouts)
             if evaluation:
                 append_durably(self.path / _EVALUATIONS, evaluation)
+            if timeline:
+                append_durably(self.path / _TIMELINE, timeline)
             append_durably(self.path / _METRICS, metrics)
         except OSError as error:
             # Part of the step may be on disk; only a rewind knows how to go on from there.
@@ -246,7 +250,7 @@ class RunDirectory:
                 match = re.fullmatch(r"step-(\d{6,})\.jsonl", file.name)
                 if match and int(match[1]) > step:
                     file.unlink()
-            for name in (_METRICS, _EVALUATIONS):
+            for name in (_METRICS, _EVALUATIONS, _TIMELINE):
                 self._cut(self.path / name, step)
         except OSError as error:
             raise RunDirectoryError(f"{self.path}: cannot be rewound to step {max(step, 0)}: {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor
 from hacrl.agent import AgentUpdate
 from hacrl.algorithms.algorithm import Credit
 from hacrl.config import RayConfig, RunConfig
+from hacrl.execution.timeline import Lap
 from hacrl.rewards import verdict_metrics
 from hacrl.types import Rollout, RolloutGroup
 
@@ -56,15 +58,29 @@ def step_metrics(
 
 
 def execution_metrics(
-    config: RunConfig, seconds: Mapping[str, Mapping[str, float]], *, restarts: int
+    config: RunConfig, lap: Lap, *, restarts: int, stale: Mapping[str, int], staleness: Mapping[str, float]
 ) -> dict[str, float]:
-    """`agent/<name>/time/<phase>` from a fleet's lap; on Ray, how often agents were started anew."""
+    """`agent/<name>/time/<phase>`, and what was late, stale or absent; on Ray, how often agents were started anew."""
     metrics: dict[str, float] = {
-        f"agent/{name}/time/{phase}": value for name, phases in seconds.items() for phase, value in phases.items()
+        f"agent/{name}/time/{phase}": value for name, phases in lap.seconds.items() for phase, value in phases.items()
+    }
+    metrics |= {f"agent/{name}/{what}": value for name, counts in lap.counts.items() for what, value in counts.items()}
+    if config.max_staleness > 0:
+        metrics |= {f"agent/{name}/staleness": value for name, value in staleness.items()}
+    metrics |= {
+        f"agent/{name}/rollouts_stale": count for name, count in stale.items() if count or config.max_staleness > 0
     }
     if isinstance(config.execution, RayConfig):
         metrics["execution/restarts"] = restarts
     return metrics
+
+
+def timeline_rows(lap: Lap, loop: Sequence[tuple[str, float, float]]) -> Iterator[dict[str, Any]]:
+    """One JSON-able row per span of work: of the agents' processes, and of the loop itself (`agent` is null)."""
+    for phase, begin, end in loop:
+        yield {"agent": None, "process": "loop", "phase": phase, "begin": begin, "end": end}
+    for span in lap.spans:
+        yield dataclasses.asdict(span)
 
 
 def _author_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:

@@ -3,9 +3,14 @@ is worth to each learner, each learner updates itself."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
+import statistics
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +23,23 @@ from hacrl.algorithms.grpo import Grpo
 from hacrl.algorithms.gspo import Gspo
 from hacrl.algorithms.hacpo import Hacpo
 from hacrl.algorithms.naive import Naive
+from hacrl.checkpoint import step_name
 from hacrl.clock import Clock
 from hacrl.config import HacpoConfig, RayConfig, RunConfig, load_config
 from hacrl.errors import AgentLostError
 from hacrl.evaluation import evaluate_fleet, mean_score
-from hacrl.execution.fleet import Fleet
+from hacrl.execution.fleet import Fleet, Sampling
 from hacrl.execution.local import LocalFleet
 from hacrl.export import model_card
 from hacrl.preflight import Prepared, prepare
 from hacrl.process import memory_metrics
-from hacrl.rewards import Verifier, check_any_scored
+from hacrl.rewards import Scoring, Verifier
 from hacrl.run_directory import RunDirectory
-from hacrl.step_metrics import execution_metrics, rollout_rows, step_metrics
+from hacrl.step_metrics import execution_metrics, rollout_rows, step_metrics, timeline_rows
 from hacrl.stop import StopRequest
 from hacrl.tasks import batch
 from hacrl.trackers import RunTrackers
-from hacrl.types import Completion, Rollout, RolloutGroup, StepRecord, Task
+from hacrl.types import RolloutGroup, StepRecord, completion_from_json
 
 
 def train(source: str | Path | Mapping[str, Any] | RunConfig, overrides: Sequence[str] = ()) -> Path:
@@ -74,7 +80,7 @@ def training_steps(
     restarts, most = 0, config.execution.restarts if isinstance(config.execution, RayConfig) else 0
     while True:
         try:
-            yield from _training_steps(config, prepared, stop, clock, restarts=restarts)
+            yield from _training_steps(config, prepared, stop, clock, restarts=restarts, last=restarts == most)
             return
         except AgentLostError as error:
             if restarts == most or stop.requested:
@@ -86,9 +92,10 @@ def training_steps(
 
 
 def _training_steps(
-    config: RunConfig, prepared: Prepared, stop: StopRequest, clock: Clock, *, restarts: int
+    config: RunConfig, prepared: Prepared, stop: StopRequest, clock: Clock, *, restarts: int, last: bool
 ) -> Iterator[StepRecord]:
-    """Open everything, go on from the latest checkpoint, close everything; whatever happened before."""
+    """Open everything, go on from the latest checkpoint, close everything; whatever happened before. `last`: there is
+    no further restart."""
     algorithm = build_algorithm(config)
     with (
         RunDirectory.open(config.output, config) as directory,
@@ -100,7 +107,7 @@ def _training_steps(
         RunTrackers.open(config, directory) as trackers,
     ):
         with clock.phase("load"):
-            fleet = build_fleet(config, prepared, algorithm, directory.path)
+            fleet = build_fleet(config, prepared, algorithm, directory.path, last_start=last)
         try:
             made = False
             steps = _steps(
@@ -117,6 +124,12 @@ def _training_steps(
             if config.export != "none" and not stop.requested and (made or missing):
                 with clock.phase("export"):
                     fleet.export(exported, {agent.name: model_card(config, agent) for agent in config.agents})
+                for name in fleet.absent:
+                    warnings.warn(
+                        f"agent {name} was let go and is not exported; `hacrl export {directory.path} --agent {name}` "
+                        f"writes it from its last saved state",
+                        stacklevel=2,
+                    )
         finally:
             fleet.close()
 
@@ -135,44 +148,93 @@ def _steps(
 ) -> Iterator[StepRecord]:
     capability = build_capability_tracker(config)
     allowed_LA = allowed_authors(config)
-    first = _restore(config, prepared, directory, verifier, fleet, capability, clock)
+    state = _State(fleet=fleet, capability=capability)
+    first = _restore(config, prepared, directory, verifier, state, clock)
     clock.lap()
+    clock.spans()
     fleet.lap()
+    ahead = state.ahead
+    next_sampled = ahead[-1].step + 1 if ahead else first
+
+    def begin_sampling(until: int) -> None:
+        nonlocal next_sampled
+        while next_sampled <= min(until, config.steps):
+            ahead.append(_begin(config, prepared, verifier, fleet, next_sampled))
+            next_sampled += 1
+
     for step in range(first, config.steps + 1):
         if stop.requested:
             break
-        tasks = batch(prepared.train, step=step, prompts_per_step=config.prompts_per_step, seed=config.seed)
+        begin_sampling(step + config.max_staleness)
         with clock.phase("sample"):
-            completions = fleet.sample(tasks, step=step)
+            ahead[0].sampling.wait()
         with clock.phase("verify"):
-            groups = verify(tasks, completions, verifier)
+            groups = ahead[0].scoring.groups(fleet.names)
         if stop.requested:
             break
+        ahead.popleft()
+        groups, stale, staleness = without_stale(groups, fleet.weights_versions, most=config.max_staleness)
         rewards_PAG = reward_tensor(groups, fleet.names)
         capability.observe(rewards_PAG)
         credit = algorithm.credit(rewards_PAG, capability.estimate(), allowed_LA)
         with clock.phase("update"):
-            updates = fleet.update(groups, credit, step=step)
+            updating = fleet.update(groups, credit, step=step)
+            saves = step % config.checkpoint.every == 0 or step == config.steps or _evaluates_after(config, step)
+            if not saves and not stop.requested:
+                # Each agent goes on to this when it has been updated, and does not wait for the others to be.
+                begin_sampling(step + 1 + config.max_staleness)
+            updates = updating.wait()
         evaluation: list[dict[str, Any]] = []
         if _evaluates_after(config, step):
             with clock.phase("evaluate"):
                 evaluation = evaluate_fleet(fleet, verifier, prepared.evaluation, step=step)
+        seconds, lap = clock.lap(), fleet.lap()
         record = StepRecord(
             step=step,
             steps=config.steps,
-            metrics=step_metrics(config, groups, credit, capability.estimate(), updates, clock.lap(), tracker_failures)
-            | execution_metrics(config, fleet.lap(), restarts=restarts)
+            metrics=step_metrics(config, groups, credit, capability.estimate(), updates, seconds, tracker_failures)
+            | execution_metrics(config, lap, restarts=restarts, stale=stale, staleness=staleness)
             | memory_metrics(),
             rollouts=tuple(rollout_rows(groups, fleet.names, credit, updates)),
             evaluation=tuple(evaluation),
+            timeline=tuple(timeline_rows(lap, clock.spans())),
         )
         directory.record(record)
-        if step % config.checkpoint.every == 0 or step == config.steps or evaluation:
-            _save(directory, step, fleet, capability, mean_score(evaluation))
+        if saves:
+            with clock.phase("save"):
+                _save(directory, step, state, mean_score(evaluation))
+            _take_back(config, fleet, state, step)
         yield record
     if stop.requested:
         # Weights and window are those of the last recorded step: nothing of the one in progress has been applied.
-        _save(directory, directory.recorded_steps, fleet, capability, None)
+        _save(directory, directory.recorded_steps, state, None)
+
+
+@dataclass(kw_only=True, slots=True)
+class _Ahead:
+    """A step whose rollouts are being sampled, or have been."""
+
+    step: int
+    sampling: Sampling
+    scoring: Scoring
+
+
+@dataclass(kw_only=True, slots=True)
+class _State:
+    """What a checkpoint holds."""
+
+    fleet: Fleet
+    capability: CapabilityTracker
+    ahead: deque[_Ahead] = field(default_factory=deque[_Ahead])
+    # The agents' states in the latest checkpoint, and the step of the last attempt to take absent ones back in.
+    saved: Path | None = None
+    tried_at: int | None = None
+
+
+def _begin(config: RunConfig, prepared: Prepared, verifier: Verifier, fleet: Fleet, step: int) -> _Ahead:
+    tasks = batch(prepared.train, step=step, prompts_per_step=config.prompts_per_step, seed=config.seed)
+    scoring = Scoring(verifier, tasks)
+    return _Ahead(step=step, sampling=fleet.sample(tasks, step=step, deliver=scoring.add), scoring=scoring)
 
 
 def _restore(
@@ -180,32 +242,75 @@ def _restore(
     prepared: Prepared,
     directory: RunDirectory,
     verifier: Verifier,
-    fleet: Fleet,
-    capability: CapabilityTracker,
+    state: _State,
     clock: Clock,
 ) -> int:
     """Bring everything to the state after the latest checkpoint; returns the step to make next."""
     checkpoint = directory.resume_from
     if checkpoint is not None:
-        fleet.load(checkpoint.path / "agents")
-        capability.load_state_dict(checkpoint.state["capability"])
+        state.saved = checkpoint.path / "agents"
+        state.fleet.load(state.saved)
+        state.capability.load_state_dict(checkpoint.state["capability"])
     # After loading: a load that fails must not have cost the records of later steps.
     directory.rewind(checkpoint)
     if checkpoint is not None:
+        for file in sorted((checkpoint.path / AHEAD).glob("step-*.jsonl")):
+            state.ahead.append(_sampled_before(config, prepared, verifier, file))
         return checkpoint.step + 1
     if config.evaluation.at_start and prepared.evaluation:
         with clock.phase("evaluate"):
-            directory.record_start(evaluate_fleet(fleet, verifier, prepared.evaluation, step=0))
+            directory.record_start(evaluate_fleet(state.fleet, verifier, prepared.evaluation, step=0))
     return 1
 
 
-def _save(directory: RunDirectory, step: int, fleet: Fleet, capability: CapabilityTracker, score: float | None) -> None:
-    directory.save(
-        step,
-        lambda folder: fleet.save(folder / "agents"),
-        state={"capability": capability.state_dict()},
-        score=score,
-    )
+# In a checkpoint: rollouts of later steps, sampled with the weights that `max_staleness` gives them.
+AHEAD = "ahead"
+
+
+def _sampled_before(config: RunConfig, prepared: Prepared, verifier: Verifier, file: Path) -> _Ahead:
+    step = int(file.stem.removeprefix("step-"))
+    tasks = batch(prepared.train, step=step, prompts_per_step=config.prompts_per_step, seed=config.seed)
+    scoring = Scoring(verifier, tasks)
+    completions = [completion_from_json(json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
+    if completions:
+        scoring.add(completions)
+    return _Ahead(step=step, sampling=_Over(), scoring=scoring)
+
+
+class _Over:
+    """Sampling of which nothing is left to wait for."""
+
+    def wait(self) -> None: ...
+
+
+def _save(directory: RunDirectory, step: int, state: _State, score: float | None) -> None:
+    def write(folder: Path) -> None:
+        state.fleet.save(folder / "agents", before=state.saved)
+        for item in state.ahead:
+            item.sampling.wait()
+            (folder / AHEAD).mkdir(exist_ok=True)
+            lines = (json.dumps(dataclasses.asdict(completion)) + "\n" for completion in item.scoring.completions)
+            (folder / AHEAD / f"{step_name(item.step)}.jsonl").write_text("".join(lines), encoding="utf-8")
+
+    checkpoint = directory.save(step, write, state={"capability": state.capability.state_dict()}, score=score)
+    state.saved = checkpoint.path / "agents"
+
+
+def _take_back(config: RunConfig, fleet: Fleet, state: _State, step: int) -> None:
+    """Every so many steps, try to take absent agents back in, from what has just been saved of them."""
+    if not fleet.absent:
+        state.tried_at = None
+        return
+    state.tried_at = step if state.tried_at is None else state.tried_at
+    every = config.execution.rejoin_every if isinstance(config.execution, RayConfig) else 0
+    if every == 0 or step - state.tried_at < every or state.saved is None:
+        return
+    state.tried_at = step
+    before = dict(fleet.absent)
+    for name in fleet.rejoin(state.saved):
+        warnings.warn(f"agent {name} is back, from its last saved state", stacklevel=2)
+    for name, reason in fleet.absent.items():
+        warnings.warn(f"agent {name} is not back: {reason.removeprefix(before[name]).strip()}", stacklevel=2)
 
 
 def _evaluates_after(config: RunConfig, step: int) -> bool:
@@ -216,18 +321,25 @@ def _evaluates_after(config: RunConfig, step: int) -> bool:
 # ---------------------------------------------------------------- stages
 
 
-def verify(tasks: Sequence[Task], completions: Sequence[Completion], verifier: Verifier) -> list[RolloutGroup]:
-    """Score every completion once, and gather the rollouts of all authors by task, in the order of the tasks."""
-    by_task: dict[str, list[Completion]] = {task.id: [] for task in tasks}
-    for completion in completions:
-        by_task[completion.task_id].append(completion)
-    flat = [(task, completion) for task in tasks for completion in by_task[task.id]]
-    verdicts = verifier.verify([task for task, _ in flat], [completion.text for _, completion in flat])
-    check_any_scored(verdicts)
-    rollouts: dict[str, list[Rollout]] = {task.id: [] for task in tasks}
-    for (task, completion), verdict in zip(flat, verdicts, strict=True):
-        rollouts[task.id].append(Rollout(completion=completion, verdict=verdict))
-    return [RolloutGroup(task=task, rollouts=tuple(rollouts[task.id])) for task in tasks]
+def without_stale(
+    groups: Sequence[RolloutGroup], versions: Mapping[str, int], *, most: int
+) -> tuple[list[RolloutGroup], dict[str, int], dict[str, float]]:
+    """The groups without rollouts from weights that are more than `most` updates older than their author's (or newer,
+    of an author that has gone back to an earlier state); how many were dropped, and the mean age of the rest."""
+    stale, ages = dict.fromkeys(versions, 0), dict[str, list[int]]()
+    fresh = []
+    for group in groups:
+        kept = []
+        for rollout in group.rollouts:
+            author = rollout.completion.author
+            age = versions[author] - rollout.completion.weights_version
+            if 0 <= age <= most:
+                kept.append(rollout)
+                ages.setdefault(author, []).append(age)
+            else:
+                stale[author] += 1
+        fresh.append(dataclasses.replace(group, rollouts=tuple(kept)))
+    return fresh, stale, {author: statistics.fmean(values) for author, values in ages.items()}
 
 
 def reward_tensor(groups: Sequence[RolloutGroup], names: Sequence[str]) -> Tensor:
@@ -254,8 +366,11 @@ def build_algorithm(config: RunConfig) -> Algorithm:
     return kinds[settings.name](**settings.model_dump(exclude={"name"}))
 
 
-def build_fleet(config: RunConfig, prepared: Prepared, algorithm: Algorithm, directory: Path) -> Fleet:
-    """The agents, loaded, where the configuration wants them; `directory` is the run's."""
+def build_fleet(
+    config: RunConfig, prepared: Prepared, algorithm: Algorithm, directory: Path, *, last_start: bool = True
+) -> Fleet:
+    """The agents, loaded, where the configuration wants them; `directory` is the run's. `last_start`: an agent that is
+    lost is not started anew with all the others."""
     batches, engine_logs = directory / "nonfinite", directory / "engines"
     if isinstance(config.execution, RayConfig):
         from hacrl.execution.ray_fleet import RayFleet
@@ -267,6 +382,7 @@ def build_fleet(config: RunConfig, prepared: Prepared, algorithm: Algorithm, dir
             dump_directory=batches,
             log_directory=directory / "processes",
             engine_log_directory=engine_logs,
+            lets_go=last_start and config.execution.on_agent_failure == "continue_without",
         )
     return LocalFleet(config, prepared.encoders, algorithm, dump_directory=batches, log_directory=engine_logs)
 

@@ -68,6 +68,11 @@ class Completion:
         return sum(self.logprobs) / len(self.logprobs) if self.logprobs else 0.0
 
 
+def completion_from_json(row: Mapping[str, Any]) -> Completion:
+    """A completion from its fields as JSON gives them back."""
+    return Completion(**{**row, "token_ids": tuple(row["token_ids"]), "logprobs": tuple(row["logprobs"])})
+
+
 UnscoredCause = Literal["none", "nan", "exception", "timeout", "crash"]
 
 
@@ -132,7 +137,8 @@ class StepRecord:
     """Everything one step of the loop leaves behind; JSONL, the live view, trackers and checkpoints consume it.
 
     `step` counts from 1. `metrics` are flat, `a/b/c` -> number. `rollouts` are the rows of the rollout file.
-    `evaluation` holds one entry per evaluated split and agent, empty when this step was not evaluated.
+    `evaluation` holds one entry per evaluated split and agent, empty when this step was not evaluated. `timeline` tells
+    when each process of each agent, and the loop, were at work on what.
     """
 
     step: int
@@ -140,3 +146,4 @@ class StepRecord:
     metrics: Mapping[str, float]
     rollouts: tuple[Mapping[str, Any], ...]
     evaluation: tuple[Mapping[str, Any], ...] = ()
+    timeline: tuple[Mapping[str, Any], ...] = ()

@@ -41,6 +41,7 @@ def impossible_combinations(config: RunConfig) -> list[str]:
                 f"sampler asks for none; use old_logprobs: auto or learner"
             )
         problems += _vllm_faults(config, agent, place)
+        problems += _staleness_faults(config, agent, place)
         problems += _resource_faults(config, agent, place)
         for author in agent.learns_from or []:
             if author not in names:
@@ -120,7 +121,30 @@ def _vllm_faults(config: RunConfig, agent: AgentConfig, place: str) -> list[str]
     return problems
 
 
+def _staleness_faults(config: RunConfig, agent: AgentConfig, place: str) -> list[str]:
+    if config.max_staleness == 0 or agent.role != "both":
+        return []
+    problems = []
+    if agent.old_logprobs == "learner":
+        problems.append(
+            f"{place}: old_logprobs: learner recomputes them with newer weights than those that sampled, under "
+            f"max_staleness: {config.max_staleness}; use old_logprobs: auto or sampler"
+        )
+    if agent.sampler_correction is not None:
+        problems.append(
+            f"{place}: sampler_correction compares a sampler and a learner of the same weights, which max_staleness: "
+            f"{config.max_staleness} does not give; leave one of them out"
+        )
+    return problems
+
+
 def _resource_faults(config: RunConfig, agent: AgentConfig, place: str) -> list[str]:
+    if agent.resources.samplers and agent.role != "both":
+        message = (
+            f"{place}: role is {agent.role}, so resources.samplers has no effect, for they sample from weights that "
+            f"workers train; leave it out"
+        )
+        return [message]
     if not isinstance(config.execution, RayConfig) or agent.resources.gpus is None:
         return []
     gpus, device = agent.resources.gpus, agent.device.partition(":")[0]

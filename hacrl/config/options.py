@@ -143,19 +143,35 @@ class LoraConfig(_Section):
 
 
 class ResourcesConfig(_Section):
-    """What one agent is given on a cluster; used by `execution: ray` alone (docs/ray.md)."""
+    """An agent's processes on a cluster, and what each is given; used by `execution: ray` alone (docs/ray.md)."""
 
+    workers: int = Field(
+        1,
+        ge=1,
+        description="Processes that train the agent together, each with a part of its weights (FSDP2) and of every "
+        "minibatch.",
+    )
+    samplers: int | None = Field(
+        None,
+        ge=0,
+        description="Processes of their own that sample, each with all weights and a part of the prompts; 0: the "
+        "workers sample. If left out: 1 with `max_staleness` above 0, else 0.",
+    )
     cpus: float | None = Field(
         None,
         gt=0,
-        description="Cores reserved; the agent computes with as many threads, at least one. If left out, half a core "
-        "is reserved, and threads are OMP_NUM_THREADS where that is set, else an equal share of the node's cores.",
+        description="Cores reserved for each process; it computes with as many threads, at least one. If left out, "
+        "half a core is reserved, and threads are OMP_NUM_THREADS where that is set, else an equal share of the node's "
+        "cores.",
     )
     gpus: float | None = Field(
         None,
         ge=0,
-        description="GPUs, or a part of one. If left out: one for an agent on CUDA (an engine's tensor_parallel_size), "
-        "or an equal part where there are fewer GPUs than such agents; none on a CPU.",
+        description="GPUs, or a part of one, for each process. If left out: one on CUDA (for an engine its "
+        "tensor_parallel_size), or an equal part where there are fewer GPUs than such processes; none on a CPU.",
+    )
+    node: str | None = Field(
+        None, min_length=1, description="IP address of the machine that the agent has to be on; any if left out."
     )
 
 
@@ -436,6 +452,26 @@ class RayConfig(_Section):
     wait_s: float = Field(
         60.0, ge=0, description="Seconds to wait for resources that a running cluster does not have, or not free, yet."
     )
+    on_agent_failure: Literal["stop", "continue_without"] = Field(
+        "stop",
+        description="When an agent fails, or dies once `restarts` are used up: end the run, or let it go and train the "
+        "others without it.",
+    )
+    rejoin_every: int = Field(
+        10,
+        ge=0,
+        description="Try to take an agent that was let go back in, from its last saved state, after so many steps; 0: "
+        "not before the run is started again.",
+    )
+    peer_timeout: float | None = Field(
+        None,
+        gt=0,
+        description="Seconds that agents which have finished a phase wait for the others; what comes later is left out "
+        "and counted. As long as it takes if left out.",
+    )
+    watchdog_s: float = Field(
+        300.0, gt=0, description="An agent that has made no progress for so many seconds counts as dead."
+    )
 
 
 ExecutionConfig = Annotated[LocalConfig | RayConfig, Field(discriminator="name")]
@@ -461,6 +497,12 @@ class RunConfig(_Section):
     )
     minibatch_order: Literal["own_first", "mixed"] = Field(
         "own_first", description="Own rows' minibatches before the foreign ones, or all rows shuffled together."
+    )
+    max_staleness: int = Field(
+        0,
+        ge=0,
+        description="Steps sampled ahead: rollouts may be from weights this many updates old. 0: synchronous; 1: the "
+        "next step is sampled while this one trains.",
     )
     output: str = Field(min_length=1, description="Run directory.")
     seed: int = Field(0, ge=0, description="Seed of data order, sampling and initialisation.")
@@ -513,6 +555,12 @@ class RunConfig(_Section):
     def group_size_of(self, agent: AgentConfig) -> int:
         """Rollouts per prompt that this agent samples; 0 for a learner-only agent."""
         return 0 if agent.role == "learner" else (agent.group_size or self.group_size)
+
+    def samplers_of(self, agent: AgentConfig) -> int:
+        """Processes of this agent that only sample, on a cluster; 0 where its workers do."""
+        if agent.resources.samplers is not None:
+            return agent.resources.samplers
+        return int(self.max_staleness > 0 and agent.role == "both")
 
     def sampling_of(self, agent: AgentConfig) -> SamplingConfig:
         departures = agent.sampling.model_dump(exclude_none=True)

@@ -2,49 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
+
+import numpy as np
 
 from hacrl.agent import AgentUpdate
 from hacrl.algorithms.algorithm import Credit
 from hacrl.config import EvaluationConfig
+from hacrl.execution.timeline import Lap
 from hacrl.types import Completion, RolloutGroup, Task
 
-# Phases of a step whose seconds are told for each agent.
-TIMED_PHASES = ("sample", "update", "evaluate")
+Deliver = Callable[[Sequence[Completion]], None]
+"""Told of answers as they are done: whole groups of one author, in any order."""
+
+
+class Sampling(Protocol):
+    """One step's sampling, begun."""
+
+    def wait(self) -> None:
+        """Return when all answers have been delivered, or the missing ones are not waited for any longer."""
+        ...
+
+
+class Updating(Protocol):
+    """One step's update, begun."""
+
+    def wait(self) -> Mapping[str, AgentUpdate]:
+        """Every agent's part: empty for authors only, and for agents that are late or have been let go."""
+        ...
 
 
 class Fleet(Protocol):
-    """All agents of a run. Between agents only text, numbers and ids of an identical tokenizer are passed on."""
+    """All agents of a run. Between agents only text, numbers and ids of an identical tokenizer are passed on.
+
+    What is begun is done in the order in which it was begun, by each agent for itself.
+    """
 
     @property
     def names(self) -> Sequence[str]:
         """Agents in the order of the author and learner axes."""
         ...
 
-    def sample(self, tasks: Sequence[Task], *, step: int) -> list[Completion]:
-        """Every author's answers to the tasks, each author with its own group size."""
+    @property
+    def absent(self) -> Mapping[str, str]:
+        """Agents that have been let go, and why."""
+        ...
+
+    @property
+    def weights_versions(self) -> Mapping[str, int]:
+        """How many updates each agent's weights have behind them, as far as it is known here."""
+        ...
+
+    def sample(self, tasks: Sequence[Task], *, step: int, deliver: Deliver) -> Sampling:
+        """Begin every author's answers to the tasks, with the weights that the updates begun so far give."""
         ...
 
     def sample_evaluation(self, tasks: Sequence[Task], settings: EvaluationConfig | None = None) -> list[Completion]:
         """Every agent's answers to held-out tasks, by these settings; by the run's own if left out."""
         ...
 
-    def update(self, groups: Sequence[RolloutGroup], credit: Credit, *, step: int) -> Mapping[str, AgentUpdate]:
-        """Let every learner learn; the result holds one entry per agent, empty for authors only."""
+    def update(self, groups: Sequence[RolloutGroup], credit: Credit, *, step: int) -> Updating:
+        """Let every learner begin to learn."""
         ...
 
-    def lap(self) -> Mapping[str, Mapping[str, float]]:
-        """By agent, the seconds it sampled, updated, evaluated, and waited for others since the last lap."""
+    def lap(self) -> Lap:
+        """What became of the time since the last lap."""
         ...
 
-    def save(self, folder: Path) -> None:
-        """Write every agent's state to `folder/<name>/`."""
+    def save(self, folder: Path, *, before: Path | None) -> None:
+        """Write every agent's state to `folder/<name>/`; for an absent one, what the folder `before` has of it."""
         ...
 
     def load(self, folder: Path, *, weights_only: bool = False) -> None:
         """Take over what `save` wrote; without the optimizer's state where `weights_only`."""
+        ...
+
+    def rejoin(self, folder: Path) -> Sequence[str]:
+        """Try to start absent agents anew, from what `save` wrote to `folder`; the names of those that are back."""
         ...
 
     def export(self, folder: Path, cards: Mapping[str, str]) -> None:
@@ -56,31 +92,11 @@ class Fleet(Protocol):
         ...
 
 
-class AgentSeconds:
-    """Sums each agent's seconds by phase, and those in which it waited for other agents to end a phase."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = tuple(names)
-        self._seconds: dict[str, dict[str, float]] = {name: {} for name in self._names}
-
-    def add(self, name: str, phase: str, seconds: float, *, waited: float) -> None:
-        if phase in TIMED_PHASES:
-            own = self._seconds[name]
-            own[phase] = own.get(phase, 0.0) + seconds
-            own["wait"] = own.get("wait", 0.0) + waited
-
-    def lap(self) -> Mapping[str, Mapping[str, float]]:
-        """What has been summed since the last lap; starts a new one."""
-        seconds, self._seconds = self._seconds, {name: {} for name in self._names}
-        return seconds
+def learner_credit(credit: Credit, learner: int, names: Sequence[str]) -> tuple[np.ndarray, dict[str, float]]:
+    """What one learner is told: advantages (P x A x G, NaN = no such row), and each author's capability ratio."""
+    return credit.advantages_LPAG[learner].numpy(), dict(zip(names, credit.ratio_LA[learner].tolist(), strict=True))
 
 
-def learner_credit(
-    credit: Credit, learner: int, names: Sequence[str]
-) -> tuple[dict[str, list[list[float]]], dict[str, float]]:
-    """What one learner is told, by author: advantages (P x G, NaN = no such row), and the capability ratio."""
-    advantages_APG = credit.advantages_LPAG[learner].transpose(0, 1).tolist()
-    return (
-        dict(zip(names, advantages_APG, strict=True)),
-        dict(zip(names, credit.ratio_LA[learner].tolist(), strict=True)),
-    )
+def advantages_by_author(advantages_PAG: np.ndarray, names: Sequence[str]) -> dict[str, list[list[float]]]:
+    """The same as an agent takes it: P x G by author."""
+    return dict(zip(names, advantages_PAG.swapaxes(0, 1).tolist(), strict=True))

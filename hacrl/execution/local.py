@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from hacrl.agent import Agent, AgentUpdate
 from hacrl.algorithms.algorithm import Algorithm, Credit
-from hacrl.clock import Clock
 from hacrl.config import EvaluationConfig, RunConfig
 from hacrl.encode import Encoder
-from hacrl.execution.fleet import AgentSeconds, learner_credit
-from hacrl.export import export_agent
+from hacrl.execution.fleet import Deliver, advantages_by_author, learner_credit
+from hacrl.execution.timeline import Lap, Span, Timeline
 from hacrl.policy import load_policies
 from hacrl.process import keep_freed_memory
 from hacrl.types import Completion, RolloutGroup, Task
@@ -35,6 +35,7 @@ class LocalFleet:
         keep_freed_memory()
         self.config = config
         self.names = tuple(agent.name for agent in config.agents)
+        self.absent: Mapping[str, str] = {}
         policies = load_policies(config.agents, seed=config.seed)
         self.agents = [
             Agent(
@@ -49,40 +50,55 @@ class LocalFleet:
             for agent in config.agents
         ]
         self._fingerprints = {agent.name: agent.encoder.fingerprint for agent in self.agents}
-        self._seconds = AgentSeconds(self.names)
+        self._timeline = Timeline(self.names)
+        self._begun: list[_Sampling] = []
 
-    def sample(self, tasks: Sequence[Task], *, step: int) -> list[Completion]:
-        answers = self._in_turn("sample", lambda _, agent: agent.sample(tasks, step=step))
-        return [completion for name in self.names for completion in answers[name]]
+    @property
+    def weights_versions(self) -> Mapping[str, int]:
+        return {agent.name: agent.weights_version for agent in self.agents}
+
+    def sample(self, tasks: Sequence[Task], *, step: int, deliver: Deliver) -> _Sampling:
+        def work(_: int, agent: Agent) -> None:
+            for part in agent.sample(tasks, step=step):
+                deliver(part)
+
+        sampling = _Sampling(lambda: self._in_turn("sample", work))
+        self._begun.append(sampling)
+        return sampling
 
     def sample_evaluation(self, tasks: Sequence[Task], settings: EvaluationConfig | None = None) -> list[Completion]:
         answers = self._in_turn("evaluate", lambda _, agent: agent.sample_evaluation(tasks, settings))
         return [completion for name in self.names for completion in answers[name]]
 
-    def update(self, groups: Sequence[RolloutGroup], credit: Credit, *, step: int) -> Mapping[str, AgentUpdate]:
-        return self._in_turn(
-            "update",
-            lambda learner, agent: agent.update(
-                groups, *learner_credit(credit, learner, self.names), self._fingerprints, step=step
-            ),
-        )
+    def update(self, groups: Sequence[RolloutGroup], credit: Credit, *, step: int) -> _Updated:
+        # What was begun before is sampled with the weights as they are now.
+        for sampling in self._begun:
+            sampling.wait()
+        self._begun.clear()
 
-    def lap(self) -> Mapping[str, Mapping[str, float]]:
-        return self._seconds.lap()
+        def work(learner: int, agent: Agent) -> AgentUpdate:
+            advantages_PAG, ratio = learner_credit(credit, learner, self.names)
+            advantages = advantages_by_author(advantages_PAG, self.names)
+            return agent.update(groups, advantages, ratio, self._fingerprints, step=step)
+
+        return _Updated(self._in_turn("update", work))
+
+    def lap(self) -> Lap:
+        seconds, spans = self._timeline.lap()
+        return Lap(seconds=seconds, counts={}, spans=spans)
 
     def _in_turn(self, phase: str, call: Callable[[int, Agent], T]) -> dict[str, T]:
         """Every agent's result by name; while one is at work the others wait."""
-        clock = Clock()
         results = {}
         for number, agent in enumerate(self.agents):
-            with clock.phase(agent.name):
-                results[agent.name] = call(number, agent)
-        seconds = clock.lap()
-        for name in self.names:
-            self._seconds.add(name, phase, seconds[name], waited=seconds["total"] - seconds[name])
+            begin = time.time()
+            results[agent.name] = call(number, agent)
+            self._timeline.add(
+                Span(agent=agent.name, process="local", phase=phase, begin=begin, end=time.time()),
+            )
         return results
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, *, before: Path | None) -> None:  # noqa: ARG002 (nobody is absent here)
         for agent in self.agents:
             agent.save(folder / agent.name)
 
@@ -90,18 +106,38 @@ class LocalFleet:
         for agent in self.agents:
             agent.load(folder / agent.name, weights_only=weights_only)
 
+    def rejoin(self, folder: Path) -> Sequence[str]:  # noqa: ARG002
+        return ()
+
     def export(self, folder: Path, cards: Mapping[str, str]) -> None:
         for agent in self.agents:
             if agent.learner is not None:
-                export_agent(
-                    agent.policy,
-                    agent.encoder,
-                    folder / agent.name,
-                    card=cards[agent.name],
-                    as_adapter=self.config.export == "adapter",
-                )
+                as_adapter = self.config.export == "adapter"
+                agent.export(folder / agent.name, card=cards[agent.name], as_adapter=as_adapter)
 
     def close(self) -> None:
         for agent in self.agents:
             agent.close()
         self.agents = []
+
+
+class _Sampling:
+    """Sampling that is put off until it is waited for, or until weights change."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self._work: Callable[[], object] | None = work
+
+    def wait(self) -> None:
+        if (work := self._work) is not None:
+            self._work = None
+            work()
+
+
+class _Updated:
+    """An update that has been made."""
+
+    def __init__(self, updates: Mapping[str, AgentUpdate]) -> None:
+        self._updates = updates
+
+    def wait(self) -> Mapping[str, AgentUpdate]:
+        return self._updates

@@ -1,18 +1,16 @@
-"""Each agent in a process of its own, all at the same time, carried by Ray: on this machine or on a cluster."""
+"""Each agent in processes of its own, all at the same time: on this machine or on a cluster."""
 
 from __future__ import annotations
 
-import contextlib
+import json
 import math
 import os
-import re
-import signal
+import shutil
 import socket
-import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +18,11 @@ from hacrl.agent import AgentUpdate
 from hacrl.algorithms.algorithm import Algorithm, Credit
 from hacrl.config import AgentConfig, EvaluationConfig, RayConfig, RunConfig
 from hacrl.errors import AgentError, AgentLostError, ClusterError, HacrlError, RunDirectoryError
-from hacrl.execution.fleet import AgentSeconds, learner_credit
-from hacrl.execution.hosted_agent import HostedAgent
-from hacrl.execution.placement import Demand, Node, arithmetic, demands, impossible, threads
+from hacrl.execution.fleet import Deliver, learner_credit
+from hacrl.execution.hosted_agent import Answer, HostedAgent
+from hacrl.execution.placement import Demand, demands, threads
+from hacrl.execution.ray_cluster import PATIENCE_SECONDS, DiedError, FailedError, Pending, RayCluster
+from hacrl.execution.timeline import Lap, Span, Timeline
 from hacrl.types import Completion, RolloutGroup, Task
 
 LOG_LINES = 20
@@ -30,17 +30,81 @@ LOG_LINES = 20
 CLOSE_SECONDS = 5.0
 # How long a process may take to begin where its part is reserved: if that machine is lost in between, nobody tells.
 START_SECONDS = 300.0
-# Waiting is cut into pieces of this length, so that signals are seen between them.
-PATIENCE_SECONDS = 1.0
+# How long a process that has made no progress is given to tell what it is doing.
+STACK_SECONDS = 3.0
+# Phases in which passes through the model tell whether an agent is at work; in others it is processor time.
+COMPUTING = ("sample", "update", "evaluate")
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class _Process:
+    """One of an agent's processes, as far as it is known here. `moved_at` is when it last was seen to make progress."""
+
+    demand: Demand
+    remote: Any
+    log: Path
+    log_begins: int
+    where: str = "starting"
+    pulse: Any = None
+    asked_pulse: Pending | None = None
+    moved_at: float = 0.0
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class _Call:
+    """A call of one process, under way. `take` is told each value of a stream but the last, which is an `Answer`."""
+
+    process: _Process
+    phase: str
+    pending: Pending
+    request: _Request
+    take: Callable[[Any], None] | None = None
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class _Request:
+    """What an agent has been asked, of one or several of its processes; the value is that of the first of them."""
+
+    agent: str
+    phase: str
+    open: int = 0
+    value: Any = None
+    ended_at: float | None = None
+    # Nobody waits for it any longer; what still comes is counted.
+    abandoned: bool = False
+    delivered: int = 0
+
+    @property
+    def done(self) -> bool:
+        return self.open == 0
+
+
+@dataclass(kw_only=True, slots=True)
+class _Agent:
+    """An agent's processes."""
+
+    config: AgentConfig
+    workers: list[_Process] = field(default_factory=list)
+    samplers: list[_Process] = field(default_factory=list)
+
+    @property
+    def processes(self) -> list[_Process]:
+        return [*self.workers, *self.samplers]
+
+    @property
+    def sampling(self) -> list[_Process]:
+        return self.samplers or self.workers
 
 
 class RayFleet:
     """See `Fleet`. Folders of checkpoints and exports are written by the agents' processes: on a cluster of several
     machines they must be on a file system that all of them share.
 
-    Raises ClusterError where the cluster cannot be reached or cannot hold the agents. From any method, an error of
-    `hacrl.errors` that an agent raised comes out as it is; AgentError tells of any other, AgentLostError of a process
-    that died. After an error nothing but `close` is of use.
+    `lets_go`: an agent that fails, or whose process dies, is let go instead of ending the run, as long as one that
+    learns is left. Without it, an error of `hacrl.errors` that an agent raised comes out of any method as it is,
+    AgentError tells of any other, and AgentLostError of a process that died or made no progress for
+    `execution.watchdog_s`; after an error nothing but `close` is of use. Raises ClusterError where the cluster cannot
+    be reached or cannot hold the agents.
     """
 
     def __init__(
@@ -52,262 +116,450 @@ class RayFleet:
         dump_directory: Path,
         log_directory: Path,
         engine_log_directory: Path | None = None,
+        lets_go: bool = False,
     ) -> None:
         self.config = config
         self.names = tuple(agent.name for agent in config.agents)
+        self.absent: dict[str, str] = {}
+        self.weights_versions: dict[str, int] = dict.fromkeys(self.names, 0)
+        self._settings = settings
+        self._algorithm = algorithm
+        self._dump_directory = dump_directory.absolute()
         self._log_directory = log_directory.absolute()
-        self._log_begins = {name: _size(self._log(name)) for name in self.names}
-        self._actors: dict[str, Any] = {}
-        self._where: dict[str, str] = {}
+        self._engine_logs = engine_log_directory.absolute() if engine_log_directory is not None else None
+        # Agents are let go once all have been loaded: a run that cannot begin is no run.
+        self._lets_go = False
+        self._agents: dict[str, _Agent] = {}
+        self._calls: list[_Call] = []
         self._fingerprints: dict[str, str] = {}
-        self._group: Any = None
-        self._connected = self._own_cluster = False
-        self._seconds = AgentSeconds(self.names)
+        self._counts: dict[str, dict[str, float]] = {}
+        self._looked_at = 0.0
+        self._timeline = Timeline(self.names)
+        self._cluster = RayCluster(settings)
         try:
-            self._connect(settings)
-            asked = self._reserve(settings)
-            self._start_processes(asked)
-            engine_logs = engine_log_directory.absolute() if engine_log_directory is not None else None
-            self._fingerprints = self._ask(
-                "load",
-                "start",
-                {
-                    demand.agent: (
-                        as_seen_by(config, demand),
-                        algorithm,
-                        dump_directory.absolute(),
-                        engine_logs,
-                    )
-                    for demand in asked
-                },
-            )
+            self._asked = self._cluster.reserve(lambda nodes: demands(config, nodes))
+            self._start(self.names, within_s=START_SECONDS)
         except BaseException:
             self.close()
             raise
+        self._lets_go = lets_go
 
     # ------------------------------------------------------------ what the loop asks
 
-    def sample(self, tasks: Sequence[Task], *, step: int) -> list[Completion]:
-        questions = _put([_question(task) for task in tasks])
-        answers = self._ask("sample", "sample", dict.fromkeys(self.names, (questions, step)))
-        return [completion for name in self.names for completion in answers[name]]
+    def sample(self, tasks: Sequence[Task], *, step: int, deliver: Deliver) -> _Sampling:
+        questions = self._cluster.put([_question(task) for task in tasks])
+        requests = []
+        for name, agent in self._present().items():
+            if self._behind(name):
+                self._count(name, "steps_missed")
+                continue
+            request = _Request(agent=name, phase="sample")
+            requests.append(request)
+            for process in agent.sampling:
+                pending = self._cluster.stream(process.remote, "sample", questions, step)
+                self._add(process, pending, request, take=lambda part, to=request: self._arrived(to, part, deliver))
+        return _Sampling(self, requests)
 
     def sample_evaluation(self, tasks: Sequence[Task], settings: EvaluationConfig | None = None) -> list[Completion]:
-        questions = _put([_question(task) for task in tasks])
-        answers = self._ask("evaluate", "sample_evaluation", dict.fromkeys(self.names, (questions, settings)))
-        return [completion for name in self.names for completion in answers[name]]
+        questions = self._cluster.put([_question(task) for task in tasks])
+        place = {task.id: number for number, task in enumerate(tasks)}
+        requests = []
+        for name, agent in self._present().items():
+            request = _Request(agent=name, phase="evaluate", value=[])
+            requests.append(request)
+            for process in agent.sampling:
+                pending = self._cluster.call(process.remote, "sample_evaluation", questions, settings)
+                self._add(process, pending, request, take=request.value.extend)
+        self._wait(requests)
+        return [
+            completion
+            for request in requests
+            if request.agent not in self.absent
+            for completion in sorted(request.value, key=lambda item: (place[item.task_id], item.index))
+        ]
 
-    def update(self, groups: Sequence[RolloutGroup], credit: Credit, *, step: int) -> Mapping[str, AgentUpdate]:
+    def update(self, groups: Sequence[RolloutGroup], credit: Credit, *, step: int) -> _Updating:
         # Once into the object store, for all learners.
-        exchanged = _put([replace(group, task=_question(group.task)) for group in groups])
-        arguments = {
-            name: (exchanged, *learner_credit(credit, learner, self.names), self._fingerprints, step)
-            for learner, name in enumerate(self.names)
-        }
-        updates = self._ask("update", "update", arguments)
-        return {name: updates[name] for name in self.names}
+        exchanged = self._cluster.put([replace(group, task=_question(group.task)) for group in groups])
+        requests = []
+        for learner, name in enumerate(self.names):
+            if name in self.absent or self._behind(name, "update"):
+                continue
+            arguments = (exchanged, *learner_credit(credit, learner, self.names), self._fingerprints, step)
+            requests.append(self._ask(name, "update", "update", arguments))
+            self._send_weights(name)
+        return _Updating(self, requests)
 
-    def lap(self) -> Mapping[str, Mapping[str, float]]:
-        return self._seconds.lap()
+    def lap(self) -> Lap:
+        seconds, spans = self._timeline.lap()
+        counts, self._counts = self._counts, {}
+        for name in self.absent:
+            counts.setdefault(name, {})["absent"] = 1.0
+        return Lap(seconds=seconds, counts=counts, spans=spans)
 
-    def save(self, folder: Path) -> None:
-        self._ask("save", "save", {name: (folder.absolute() / name,) for name in self.names})
-        self._check_shared(folder, self.names, "agent.json")
+    def save(self, folder: Path, *, before: Path | None) -> None:
+        folder = folder.absolute()
+        self._wait([self._ask(name, "save", "save", (folder / name,)) for name in self._present()])
+        self._check_shared(folder, list(self._present()), "agent.json")
+        for name, reason in self.absent.items():
+            shutil.rmtree(folder / name, ignore_errors=True)
+            if before is not None and (before / name).exists():
+                shutil.copytree(before / name, folder / name)
+            (folder / name).mkdir(exist_ok=True)
+            (folder / name / ABSENT).write_text(json.dumps({"reason": reason}))
 
     def load(self, folder: Path, *, weights_only: bool = False) -> None:
-        self._ask("load", "load", {name: (folder.absolute() / name, weights_only) for name in self.names})
+        self._load(self.names, folder, weights_only=weights_only)
+
+    def rejoin(self, folder: Path) -> Sequence[str]:
+        back = []
+        for name in list(self.absent):
+            reason = self.absent.pop(name)
+            lets_go, self._lets_go = self._lets_go, False
+            try:
+                if not self._cluster.whole():
+                    raise ClusterError("the cluster has no place for it")
+                self._start([name], within_s=max(self._settings.wait_s, START_SECONDS / 10))
+                self._load([name], folder, weights_only=False)
+            except HacrlError as error:
+                self._drop(name, f"{reason}\nit could not be taken back in: {error}")
+            else:
+                back.append(name)
+            finally:
+                self._lets_go = lets_go
+        return back
 
     def export(self, folder: Path, cards: Mapping[str, str]) -> None:
-        learners = [agent.name for agent in self.config.agents if agent.role != "author"]
+        folder = folder.absolute()
+        learners = [name for name, agent in self._present().items() if agent.config.role != "author"]
         as_adapter = self.config.export == "adapter"
-        self._ask("export", "export", {name: (folder.absolute() / name, cards[name], as_adapter) for name in learners})
-        self._check_shared(folder, learners, "README.md")
+        self._wait([self._ask(name, "export", "export", (folder / name, cards[name], as_adapter)) for name in learners])
+        self._check_shared(folder, [name for name in learners if name not in self.absent], "README.md")
 
     def close(self) -> None:
-        import ray
-
-        actors, self._actors = self._actors, {}
-        if ray.is_initialized():
-            closing = [actor.close.remote() for actor in actors.values()]
-            if closing:
-                ray.wait(closing, num_returns=len(closing), timeout=CLOSE_SECONDS)
-            for actor in actors.values():
-                ray.kill(actor)
-            if self._group is not None:
-                ray.util.remove_placement_group(self._group)
-                self._group = None
-        if self._connected:
-            self._connected = False
-            ray.shutdown()
+        processes = [process.remote for agent in self._agents.values() for process in agent.processes]
+        self._agents, self._calls = {}, []
+        self._cluster.end(processes, within_s=CLOSE_SECONDS)
+        self._cluster.close()
 
     # ------------------------------------------------------------ starting
 
-    def _connect(self, settings: RayConfig) -> None:
-        # Ray would otherwise send usage figures to its makers, and its handler would end the run at once on SIGTERM.
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        with _signals_as_they_were():
-            import ray
-
-            if ray.is_initialized():
-                return
-            address = settings.address or os.environ.get("RAY_ADDRESS") or "local"
-            arguments = {"include_dashboard": False} if address == "local" else {}
-            try:
-                ray.init(address=address, log_to_driver=False, logging_level="ERROR", **arguments)
-            except (ConnectionError, ValueError, RuntimeError) as error:
-                raise ClusterError(
-                    f"execution.address: no cluster can be reached at {address!r}: {error}; start one with `ray "
-                    f"start`, give another address, or leave it out to use this machine alone"
-                ) from error
-            self._connected, self._own_cluster = True, address == "local"
-
-    def _reserve(self, settings: RayConfig) -> list[Demand]:
-        """Take each agent's part of the cluster. Raises ClusterError where that cannot be had, or not in time."""
-        from ray.util.placement_group import placement_group
-
-        # A cluster of this run's own will not grow, and nobody else uses it.
-        patience = 0.0 if self._own_cluster else settings.wait_s
-        begin = time.perf_counter()
-        while True:
-            if self._group is None:
-                nodes = list(_nodes().values())
-                asked = demands(self.config, nodes)
-                reason = impossible(asked, nodes)
-            if self._group is None and reason is None:
-                bundles = [{"CPU": demand.cpus} | ({"GPU": demand.gpus} if demand.gpus else {}) for demand in asked]
-                self._group = placement_group(bundles, strategy="PACK")
-            if self._group is not None and self._group.wait(PATIENCE_SECONDS):
-                return asked
-            if time.perf_counter() - begin > patience:
-                break
-            if self._group is None:
-                time.sleep(PATIENCE_SECONDS)
-        # Machines may have come or gone meanwhile.
-        nodes = list(_nodes().values())
-        reason = impossible(asked, nodes)
-        if reason is None:
-            free = _free()
-            reason = (
-                f"after {patience:g} s (execution.wait_s) {free['CPU']:g} CPUs and {free['GPU']:g} GPUs are free, and "
-                f"each agent needs its part on one machine"
-            )
-        raise ClusterError(
-            f"the cluster cannot hold the run's agents: {reason}\n{arithmetic(asked, nodes)}\n"
-            f"lower agents[].resources (docs/ray.md), or give the run a larger cluster"
-        )
-
-    def _start_processes(self, asked: Sequence[Demand]) -> None:
-        import ray
-        from ray.util.placement_group import placement_group_table
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        node_of_bundle = placement_group_table(self._group)["bundles_to_node_id"]
-        nodes = _nodes()
-        homes = {demand.agent: node_of_bundle[index] for index, demand in enumerate(asked)}
-        for index, demand in enumerate(asked):
-            home = homes[demand.agent]
-            if home not in nodes:
+    def _start(self, names: Sequence[str], *, within_s: float) -> None:
+        """Start and load all processes of these agents."""
+        homes = self._cluster.homes()
+        for part, demand in enumerate(self._asked):
+            if demand.agent not in names:
+                continue
+            home, node = homes[part]
+            if node is None:
                 raise AgentLostError(f"agent {demand.agent}: the machine that was reserved for it has died")
-            options = {
-                "num_cpus": demand.cpus,
-                "num_gpus": demand.gpus,
-                "scheduling_strategy": PlacementGroupSchedulingStrategy(
-                    placement_group=self._group, placement_group_bundle_index=index
+            config = self.config.agent(demand.agent)
+            log = self._log_directory / f"{demand.process}.log"
+            arguments = {
+                "name": demand.agent,
+                "kind": demand.kind,
+                "rank": demand.rank,
+                "size": demand.size,
+                "folder": os.getcwd(),
+                "log": str(log),
+                "threads": threads(
+                    config,
+                    node=node,
+                    processes_there=sum(other == home for other, _ in homes),
+                    environment=os.environ.get("OMP_NUM_THREADS"),
                 ),
             }
-            self._actors[demand.agent] = (
-                ray.remote(HostedAgent)
-                .options(**options)
-                .remote(
-                    demand.agent,
-                    folder=os.getcwd(),
-                    log=str(self._log(demand.agent)),
-                    threads=threads(
-                        self.config.agent(demand.agent),
-                        node=nodes[home],
-                        agents_there=sum(other == home for other in homes.values()),
-                        environment=os.environ.get("OMP_NUM_THREADS"),
-                    ),
+            remote = self._cluster.start(HostedAgent, part, demand, arguments)
+            process = _Process(demand=demand, remote=remote, log=log, log_begins=_size(log))
+            agent = self._agents.setdefault(demand.agent, _Agent(config=config))
+            (agent.workers if demand.kind == "worker" else agent.samplers).append(process)
+        processes = [process for name in names for process in self._agents[name].processes]
+        self._learn_where(processes, within_s=within_s)
+        meetings = {
+            name: self._value(self._agents[name].workers[0], "start", "rendezvous")
+            if len(self._agents[name].workers) > 1
+            else None
+            for name in names
+        }
+        requests = []
+        for name in names:
+            request = _Request(agent=name, phase="load")
+            requests.append(request)
+            for process in self._agents[name].processes:
+                meeting = meetings[name] if process.demand.kind == "worker" else None
+                pending = self._cluster.call(
+                    process.remote,
+                    "start",
+                    as_seen_by(self.config, process.demand),
+                    self._algorithm,
+                    self._dump_directory,
+                    self._engine_logs,
+                    meeting,
                 )
-            )
-        calls = {name: actor.where.remote() for name, actor in self._actors.items()}
-        self._where = self._collect("start", calls, within_s=START_SECONDS)
+                self._add(process, pending, request)
+        self._wait(requests)
+        self._fingerprints |= {request.agent: request.value for request in requests}
+
+    def _learn_where(self, processes: Sequence[_Process], *, within_s: float) -> None:
+        asked = [(process, self._cluster.call(process.remote, "where")) for process in processes]
+        end = time.monotonic() + within_s
+        while asked:
+            ready = self._cluster.ready([pending for _, pending in asked], timeout=PATIENCE_SECONDS)
+            for process, pending in asked:
+                if pending in ready:
+                    process.where = self._taken(process, "start", pending)
+            asked = [(process, pending) for process, pending in asked if pending not in ready]
+            if asked and time.monotonic() > end:
+                late = ", ".join(process.demand.process for process, _ in asked)
+                raise AgentLostError(f"agent {late}: nothing heard for {within_s:g} s in the phase 'start'")
+
+    def _value(self, process: _Process, phase: str, method: str) -> Any:
+        pending = self._cluster.call(process.remote, method)
+        while not self._cluster.ready([pending], timeout=PATIENCE_SECONDS):
+            pass
+        return self._taken(process, phase, pending)
+
+    def _load(self, names: Sequence[str], folder: Path, *, weights_only: bool) -> None:
+        folder = folder.absolute()
+        self._wait([self._ask(name, "load", "load", (folder / name, weights_only)) for name in names])
+        for name in names:
+            self._send_weights(name)
 
     # ------------------------------------------------------------ asking
 
-    def _ask(self, phase: str, method: str, arguments: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
-        """Call a method of several agents at the same time; what each gave, once all have answered."""
-        begin = time.perf_counter()
-        calls = {name: getattr(self._actors[name], method).remote(*values) for name, values in arguments.items()}
-        answers = self._collect(phase, calls)
-        waited = time.perf_counter() - begin
-        for name, answer in answers.items():
-            self._seconds.add(name, phase, answer.seconds, waited=waited - answer.seconds)
-            for text in answer.warnings:
-                warnings.warn(text if text.startswith(f"agent {name}") else f"agent {name}: {text}", stacklevel=3)
-        return {name: answer.value for name, answer in answers.items()}
+    def _present(self) -> dict[str, _Agent]:
+        return {name: self._agents[name] for name in self.names if name not in self.absent}
 
-    def _collect(self, phase: str, calls: Mapping[str, Any], *, within_s: float = math.inf) -> dict[str, Any]:
-        """The results by agent. The first failure is told at once, whatever the others are doing."""
-        import ray
+    def _behind(self, name: str, phase: str | None = None) -> bool:
+        """Whether the agent still works at what nobody waits for any longer."""
+        return any(
+            call.request.agent == name and call.request.abandoned and phase in (None, call.phase)
+            for call in self._calls
+        )
 
-        begin = time.perf_counter()
-        names = {reference: name for name, reference in calls.items()}
-        results = {}
-        while names:
-            done, _ = ray.wait(list(names), num_returns=1, timeout=PATIENCE_SECONDS)
-            for reference in done:
-                name = names.pop(reference)
-                results[name] = self._result(name, phase, reference)
-            if names and time.perf_counter() - begin > within_s:
-                raise AgentLostError(
-                    f"agent {', '.join(names.values())}: nothing heard for {within_s:g} s in the phase {phase!r}"
-                )
-        return results
+    def _ask(self, name: str, phase: str, method: str, arguments: tuple[Any, ...]) -> _Request:
+        """Call a method of all workers of an agent."""
+        request = _Request(agent=name, phase=phase)
+        for process in self._agents[name].workers:
+            self._add(process, self._cluster.call(process.remote, method, *arguments), request)
+        return request
 
-    def _result(self, name: str, phase: str, reference: Any) -> Any:
-        import ray
-        from ray.exceptions import RayActorError, RayError, RayTaskError
+    def _send_weights(self, name: str) -> None:
+        """From an agent's workers to its samplers, through the object store and not through here."""
+        agent = self._agents[name]
+        if not agent.samplers:
+            return
+        # All workers have to take part where each has a shard; the first gives the whole.
+        sent = [self._cluster.call(process.remote, "trained_weights") for process in agent.workers]
+        request = _Request(agent=name, phase="take weights")
+        for process in agent.samplers:
+            pending = self._cluster.call(process.remote, "take_weights", sent[0].reference)
+            self._add(process, pending, request)
 
+    def _add(
+        self, process: _Process, pending: Pending, request: _Request, *, take: Callable[[Any], None] | None = None
+    ) -> None:
+        if not any(call.process is process for call in self._calls):
+            process.moved_at = time.monotonic()
+        request.open += 1
+        self._calls.append(_Call(process=process, phase=request.phase, pending=pending, request=request, take=take))
+
+    def _arrived(self, request: _Request, part: Sequence[Completion], deliver: Deliver) -> None:
+        if request.abandoned:
+            self._count(request.agent, "rollouts_late", len(part))
+        else:
+            deliver(part)
+
+    def _count(self, name: str, what: str, value: float = 1.0) -> None:
+        counts = self._counts.setdefault(name, {})
+        counts[what] = counts.get(what, 0.0) + value
+
+    # ------------------------------------------------------------ waiting
+
+    def _wait(self, requests: Sequence[_Request], *, for_peers: bool = False) -> None:
+        """Until all are done; with `for_peers`, those that are done wait `execution.peer_timeout` for the others."""
+        patience = (self._settings.peer_timeout if for_peers else None) or math.inf
+        while not all(request.done for request in requests):
+            self._pump()
+            ended = [request.ended_at for request in requests if request.ended_at is not None]
+            if ended and time.monotonic() - min(ended) > patience:
+                for request in requests:
+                    if not request.done:
+                        request.abandoned = True
+                        self._count(request.agent, f"{request.phase}_late")
+
+    def _pump(self) -> None:
+        """Take whatever has come, of any call; waits a little where nothing has."""
+        by_pending = {call.pending: call for call in self._calls}
+        for pending in self._cluster.ready(list(by_pending), timeout=self._nap()):
+            call = by_pending[pending]
+            if call in self._calls:  # an agent that is let go takes its other calls with it
+                self._advance(call)
+        self._look_for_still_ones()
+
+    def _nap(self) -> float:
+        return min(PATIENCE_SECONDS, self._settings.watchdog_s / 10, (self._settings.peer_timeout or math.inf) / 4)
+
+    def _advance(self, call: _Call) -> None:
         try:
-            return ray.get(reference)
-        except RayTaskError as error:
-            if isinstance(error.cause, HacrlError):
-                raise error.cause from None
-            raise AgentError(
-                f"agent {name} ({self._where.get(name, 'starting')}) failed in the phase {phase!r}:\n{_plain(error)}"
-            ) from None
-        except RayError as error:
-            if isinstance(error, RayActorError) and error.actor_init_failed:
-                raise AgentError(f"agent {name}: its process cannot be used:\n{_plain(error)}") from None
+            value = self._taken(call.process, call.phase, call.pending)
+        except StopIteration:
+            self._close_call(call)
+            return
+        except HacrlError as error:
+            self._failed(call.request.agent, error)
+            return
+        call.process.moved_at = time.monotonic()
+        if isinstance(value, Answer):
+            self._note(call, value)
+        elif call.take is not None:
+            call.request.delivered += len(value)
+            call.take(value)
+        if not call.pending.streams:
+            self._close_call(call)
+
+    def _close_call(self, call: _Call) -> None:
+        self._calls.remove(call)
+        request = call.request
+        request.open -= 1
+        if request.done:
+            request.ended_at = time.monotonic()
+
+    def _note(self, call: _Call, answer: Answer) -> None:
+        """What every answer tells, besides its value."""
+        name, process = call.request.agent, call.process.demand
+        if call.request.phase == "evaluate" and call.take is not None:
+            call.take(answer.value)
+        elif (process.kind, process.rank) == ("worker", 0):
+            call.request.value = answer.value
+        if process.kind == "worker":
+            self.weights_versions[name] = answer.weights_version
+        self._timeline.add(
+            Span(agent=name, process=process.process, phase=call.phase, begin=answer.begin, end=answer.end)
+        )
+        for text in answer.warnings:
+            warnings.warn(text if text.startswith(f"agent {name}") else f"agent {name}: {text}", stacklevel=6)
+
+    def _taken(self, process: _Process, phase: str, pending: Pending) -> Any:
+        name = process.demand.process
+        try:
+            return self._cluster.take(pending)
+        except FailedError as error:
+            raise AgentError(f"agent {name} ({process.where}) failed in the phase {phase!r}:\n{error}") from None
+        except DiedError as error:
+            if error.at_start:
+                raise AgentError(f"agent {name}: its process cannot be used:\n{error}") from None
             raise AgentLostError(
-                f"agent {name} ({self._where.get(name, 'starting')}): its process died or cannot be reached, in the "
-                f"phase {phase!r} (a process killed by SIGKILL is often out of memory)\n"
-                f"{_plain(error)}\n{self._last_lines(name)}"
+                f"agent {name} ({process.where}): its process died or cannot be reached, in the phase {phase!r} (a "
+                f"process killed by SIGKILL is often out of memory)\n{error}\n{_last_lines(process)}"
             ) from None
+
+    # ------------------------------------------------------------ agents that fail, and agents that hang
+
+    def _failed(self, name: str, error: HacrlError) -> None:
+        """Let the agent go, or raise the error."""
+        left = [agent for other, agent in self._present().items() if other != name]
+        if not self._lets_go or not any(agent.config.role != "author" for agent in left):
+            raise error
+        self._drop(name, str(error))
+        warnings.warn(
+            f"{error}\nagent {name} is let go (execution.on_agent_failure); the others go on without it", stacklevel=2
+        )
+
+    def _drop(self, name: str, reason: str) -> None:
+        self.absent[name] = reason
+        for call in [call for call in self._calls if call.request.agent == name]:
+            self._close_call(call)
+        agent = self._agents.pop(name, None)
+        if agent is not None:
+            self._cluster.end([process.remote for process in agent.processes], within_s=0.0)
+
+    def _look_for_still_ones(self) -> None:
+        """Ask processes at work for their pulse; one without progress for too long counts as dead."""
+        now = time.monotonic()
+        if now - self._looked_at < min(PATIENCE_SECONDS, self._settings.watchdog_s / 10):
+            return
+        self._looked_at = now
+        first: dict[int, _Call] = {}
+        for call in self._calls:
+            first.setdefault(id(call.process), call)
+        # A sampler that waits for its agent's workers is not at work.
+        at_work = [call for call in first.values() if call.phase != "take weights"]
+        asked = [call.process for call in at_work if call.process.asked_pulse is not None]
+        answered = self._cluster.ready([process.asked_pulse for process in asked if process.asked_pulse], timeout=0)
+        for call in at_work:
+            process = call.process
+            if process.asked_pulse in answered and process.asked_pulse is not None:
+                try:
+                    passes, seconds = self._cluster.take(process.asked_pulse)
+                except (DiedError, FailedError):
+                    # The call itself will tell.
+                    passes, seconds = process.pulse or (0, 0)
+                process.asked_pulse = None
+                counts = (
+                    call.phase in COMPUTING
+                    and self.config.sampling_of(self._agents[call.request.agent].config).engine == "transformers"
+                )
+                pulse = (passes, 0 if counts else seconds)
+                if pulse != process.pulse:
+                    process.pulse, process.moved_at = pulse, now
+            if process.asked_pulse is None:
+                process.asked_pulse = self._cluster.aside(process.remote, "pulse")
+            if now - process.moved_at > self._settings.watchdog_s and call in self._calls:
+                self._failed(call.request.agent, self._still(call))
+
+    def _still(self, call: _Call) -> AgentLostError:
+        process = call.process
+        stack = self._cluster.aside(process.remote, "stack")
+        text = "it does not answer (stopped, or its machine is out of reach)"
+        if self._cluster.ready([stack], timeout=STACK_SECONDS):
+            try:
+                text = f"it is at\n{self._cluster.take(stack)}"
+            except (DiedError, FailedError) as error:
+                text = str(error)
+        return AgentLostError(
+            f"agent {process.demand.process} ({process.where}): no progress for {self._settings.watchdog_s:g} s "
+            f"(execution.watchdog_s) in the phase {call.phase!r}; {text}\n{_last_lines(process)}"
+        )
 
     def _check_shared(self, folder: Path, names: Sequence[str], file: str) -> None:
         for name in names:
             if not (folder / name / file).exists():
+                where = self._agents[name].workers[0].where
                 raise RunDirectoryError(
-                    f"{folder / name}: agent {name} ({self._where[name]}) wrote its files there, and they are not seen "
+                    f"{folder / name}: agent {name} ({where}) wrote its files there, and they are not seen "
                     f"on {socket.gethostname()}; with several machines, output must be on a file system that all share"
                 )
 
-    def _log(self, name: str) -> Path:
-        return self._log_directory / f"{name}.log"
 
-    def _last_lines(self, name: str) -> str:
-        log = self._log(name)
-        try:
-            with log.open("rb") as file:
-                file.seek(self._log_begins[name])
-                lines = file.read().decode(errors="replace").splitlines()[-LOG_LINES:]
-        except OSError:
-            return f"{log} cannot be read here"
-        if not lines:
-            return f"it printed nothing to {log}"
-        return "\n".join([f"the last lines of {log}:", *(f"  {line}" for line in lines)])
+class _Sampling:
+    """See `Sampling`."""
+
+    def __init__(self, fleet: RayFleet, requests: Sequence[_Request]) -> None:
+        self._fleet, self._requests = fleet, requests
+
+    def wait(self) -> None:
+        self._fleet._wait(self._requests, for_peers=True)
+
+
+class _Updating:
+    """See `Updating`."""
+
+    def __init__(self, fleet: RayFleet, requests: Sequence[_Request]) -> None:
+        self._fleet, self._requests = fleet, requests
+
+    def wait(self) -> Mapping[str, AgentUpdate]:
+        self._fleet._wait(self._requests, for_peers=True)
+        nothing = {name: AgentUpdate(metrics={}, ratios={}) for name in self._fleet.names}
+        return nothing | {
+            request.agent: request.value
+            for request in self._requests
+            if request.value is not None and not request.abandoned
+        }
+
+
+# Beside an absent agent's last state in a checkpoint; without any state it starts anew from its model.
+ABSENT = "absent.json"
 
 
 def as_seen_by(config: RunConfig, demand: Demand) -> RunConfig:
@@ -328,52 +580,17 @@ def _question(task: Task) -> Task:
     return replace(task, columns={})
 
 
-def _put(value: Any) -> Any:
-    import ray
-
-    return ray.put(value)
-
-
-def _nodes() -> dict[str, Node]:
-    """The machines of the cluster by Ray's id."""
-    import ray
-
-    return {
-        node["NodeID"]: Node(
-            name=node["NodeManagerHostname"],
-            cpus=node["Resources"].get("CPU", 0.0),
-            gpus=node["Resources"].get("GPU", 0.0),
-        )
-        for node in ray.nodes()
-        if node["Alive"]
-    }
-
-
-def _free() -> dict[str, float]:
-    import ray
-
-    free = ray.available_resources()
-    return {name: free.get(name, 0.0) for name in ("CPU", "GPU")}
-
-
-def _plain(error: BaseException) -> str:
-    """Ray's message without the codes that colour it, and without its general advice."""
-    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
-    return re.sub(r" Some common causes include: .*", "", text).rstrip()
+def _last_lines(process: _Process) -> str:
+    try:
+        with process.log.open("rb") as file:
+            file.seek(process.log_begins)
+            lines = file.read().decode(errors="replace").splitlines()[-LOG_LINES:]
+    except OSError:
+        return f"{process.log} cannot be read here"
+    if not lines:
+        return f"it printed nothing to {process.log}"
+    return "\n".join([f"the last lines of {process.log}:", *(f"  {line}" for line in lines)])
 
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-@contextlib.contextmanager
-def _signals_as_they_were() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
