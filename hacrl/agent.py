@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from hacrl.errors import ModelError, RunDirectoryError
 from hacrl.learner import Learner, RolloutKey
 from hacrl.metrics import Metrics
 from hacrl.policy import Policy, load_trained_weights, trained_weights
-from hacrl.sampling.sampler import Sampler
+from hacrl.sampling.sampler import SampledTokens, Sampler
 from hacrl.sampling.transformers import TransformersSampler
 from hacrl.sampling.vllm_sampler import VllmSampler
 from hacrl.seeds import derive_seed
@@ -55,6 +55,8 @@ class Agent:
         self.encoder = encoder
         self.limits = run.sampling_of(config)
         self.weights_version = 0
+        # Of `size` processes that hold this agent, the one numbered `rank` answers every size-th task.
+        self.rank, self.size = 0, 1
         self.engine = self._build_engine(log_directory) if self.limits.engine == "vllm" else None
         self.sampler: Sampler = self.engine or TransformersSampler(
             policy,
@@ -95,34 +97,44 @@ class Agent:
             log=log_directory / f"{self.name}.log" if log_directory is not None else None,
         )
 
-    def sample(self, tasks: Sequence[Task], *, step: int) -> list[Completion]:
-        """This step's answers, group by group; none for a learner-only agent."""
+    def sample(self, tasks: Sequence[Task], *, step: int) -> Iterator[list[Completion]]:
+        """This process's share of the step's answers, in parts: a part holds all answers to one task or to several.
+
+        Parts come as soon as their answers are finished, in any order; none for a learner-only agent. The weights must
+        stay as they are until the last part has come.
+        """
         answers = self.run.group_size_of(self.config)
         if answers == 0:
-            return []
-        completions = self._complete(
+            return
+        for _, completions in self._complete(
             tasks,
             answers=answers,
             temperature=self.limits.temperature,
             top_p=1.0,
             max_new_tokens=self.limits.max_new_tokens,
             seed=derive_seed(self.run.seed, "sample", self.name, step),
-        )
+        ):
+            yield completions
         if self.engine is not None:
             self._sampling_metrics = self.engine.metrics
-        return completions
 
     def sample_evaluation(self, tasks: Sequence[Task], settings: EvaluationConfig | None = None) -> list[Completion]:
-        """Answers to held-out tasks by these settings, the run's own if left out; the same seed at every evaluation."""
+        """This process's share of answers to held-out tasks, in the order of the tasks.
+
+        Sampled by these settings, the run's own if left out; with the same seed at every evaluation.
+        """
         evaluation = settings or self.run.evaluation
-        return self._complete(
-            tasks,
-            answers=evaluation.k,
-            temperature=evaluation.temperature,
-            top_p=evaluation.top_p,
-            max_new_tokens=evaluation.max_new_tokens or self.limits.max_new_tokens,
-            seed=derive_seed(self.run.seed, "evaluate", self.name),
+        groups = dict(
+            self._complete(
+                tasks,
+                answers=evaluation.k,
+                temperature=evaluation.temperature,
+                top_p=evaluation.top_p,
+                max_new_tokens=evaluation.max_new_tokens or self.limits.max_new_tokens,
+                seed=derive_seed(self.run.seed, "evaluate", self.name),
+            )
         )
+        return [completion for place in sorted(groups) for completion in groups[place]]
 
     def _complete(
         self,
@@ -133,36 +145,37 @@ class Agent:
         top_p: float,
         max_new_tokens: int,
         seed: int,
-    ) -> list[Completion]:
-        groups = self.sampler.sample(
-            [self.encoder.prompt_ids(task.prompt) for task in tasks],
+    ) -> Iterator[tuple[int, list[Completion]]]:
+        """The place of each task of this process's share, and all answers to it."""
+        places = range(self.rank, len(tasks), self.size)
+        for share_index, group in self.sampler.sample(
+            [self.encoder.prompt_ids(tasks[place].prompt) for place in places],
+            places=places,
             answers=answers,
             temperature=temperature,
             top_p=top_p,
             max_new_tokens=max_new_tokens,
             seed=seed,
+        ):
+            place = places[share_index]
+            yield place, [self._completion(tasks[place], index, answer) for index, answer in enumerate(group)]
+
+    def _completion(self, task: Task, index: int, answer: SampledTokens) -> Completion:
+        if not all(map(math.isfinite, answer.logprobs)):
+            raise ModelError(
+                f"agent {self.name}, task {task.id}: a sampled token's log-probability is not finite; the model's "
+                f"weights or dtype ({self.policy.compute_dtype}) give NaN logits"
+            )
+        return Completion(
+            task_id=task.id,
+            author=self.name,
+            index=index,
+            text=self.encoder.decode(answer.token_ids),
+            token_ids=answer.token_ids,
+            logprobs=answer.logprobs,
+            finish_reason=answer.finish_reason,
+            weights_version=self.weights_version,
         )
-        completions = []
-        for task, group in zip(tasks, groups, strict=True):
-            for index, answer in enumerate(group):
-                if not all(map(math.isfinite, answer.logprobs)):
-                    raise ModelError(
-                        f"agent {self.name}, task {task.id}: a sampled token's log-probability is not finite; the "
-                        f"model's weights or dtype ({self.policy.compute_dtype}) give NaN logits"
-                    )
-                completions.append(
-                    Completion(
-                        task_id=task.id,
-                        author=self.name,
-                        index=index,
-                        text=self.encoder.decode(answer.token_ids),
-                        token_ids=answer.token_ids,
-                        logprobs=answer.logprobs,
-                        finish_reason=answer.finish_reason,
-                        weights_version=self.weights_version,
-                    )
-                )
-        return completions
 
     def update(
         self,
@@ -235,3 +248,10 @@ class Agent:
         """End the engine's process, where there is one."""
         if self.engine is not None:
             self.engine.close()
+
+
+def in_task_order(parts: Iterable[Sequence[Completion]], tasks: Sequence[Task]) -> list[Completion]:
+    """All completions of the parts that one agent gave, by task and index, whatever was finished first."""
+    place = {task.id: number for number, task in enumerate(tasks)}
+    completions = [completion for part in parts for completion in part]
+    return sorted(completions, key=lambda completion: (place[completion.task_id], completion.index))

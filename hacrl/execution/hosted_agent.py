@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hacrl.agent import Agent
     from hacrl.algorithms.algorithm import Algorithm
     from hacrl.config import EvaluationConfig, RunConfig
-    from hacrl.types import RolloutGroup, Task
+    from hacrl.types import Completion, RolloutGroup, Task
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +82,12 @@ class HostedAgent:
         return self._answer(load)
 
     def sample(self, tasks: Sequence[Task], step: int) -> Answer:
-        return self._answer(lambda: self._loaded.sample(tasks, step=step))
+        def sample() -> list[Completion]:
+            from hacrl.agent import in_task_order
+
+            return in_task_order(self._loaded.sample(tasks, step=step), tasks)
+
+        return self._answer(sample)
 
     def sample_evaluation(self, tasks: Sequence[Task], settings: EvaluationConfig | None) -> Answer:
         return self._answer(lambda: self._loaded.sample_evaluation(tasks, settings))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from hacrl.agent import Agent, AgentUpdate
+from hacrl.agent import Agent, AgentUpdate, in_task_order
 from hacrl.algorithms.algorithm import Algorithm, Credit
 from hacrl.clock import Clock
 from hacrl.config import EvaluationConfig, RunConfig
@@ -52,7 +52,7 @@ class LocalFleet:
         self._seconds = AgentSeconds(self.names)
 
     def sample(self, tasks: Sequence[Task], *, step: int) -> list[Completion]:
-        answers = self._in_turn("sample", lambda _, agent: agent.sample(tasks, step=step))
+        answers = self._in_turn("sample", lambda _, agent: in_task_order(agent.sample(tasks, step=step), tasks))
         return [completion for name in self.names for completion in answers[name]]
 
     def sample_evaluation(self, tasks: Sequence[Task], settings: EvaluationConfig | None = None) -> list[Completion]:
