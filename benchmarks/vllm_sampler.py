@@ -56,16 +56,23 @@ def main() -> None:
 
     def seconds(sampler: Any, round_: int) -> float:
         start = time.perf_counter()
-        sampler.sample(
-            prompts, answers=options.answers, temperature=1.0, top_p=1.0, max_new_tokens=options.tokens, seed=round_
-        )
+        for _ in sampler.sample(
+            prompts,
+            places=range(len(prompts)),
+            answers=options.answers,
+            temperature=1.0,
+            top_p=1.0,
+            max_new_tokens=options.tokens,
+            seed=round_,
+        ):
+            pass
         return time.perf_counter() - start
 
     times: dict[str, list[float]] = {"transformers": [], "vllm": []}
     handovers = []
     try:
         starting = time.perf_counter()
-        vllm.sample(prompts[:1], answers=1, temperature=1.0, top_p=1.0, max_new_tokens=1, seed=0)
+        list(vllm.sample(prompts[:1], places=[0], answers=1, temperature=1.0, top_p=1.0, max_new_tokens=1, seed=0))
         starting = time.perf_counter() - starting
         for round_ in range(options.rounds + 1):  # the first one warms up
             for name, sampler in (("transformers", in_process), ("vllm", vllm)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from hacrl.errors import ModelError, RunDirectoryError
 from hacrl.learner import Learner, RolloutKey
 from hacrl.metrics import Metrics
 from hacrl.policy import Policy, load_trained_weights, trained_weights
-from hacrl.sampling.sampler import Sampler
+from hacrl.sampling.sampler import SampledTokens, Sampler
 from hacrl.sampling.transformers import TransformersSampler
 from hacrl.sampling.vllm_sampler import VllmSampler
 from hacrl.seeds import derive_seed
@@ -46,8 +46,12 @@ class Agent:
         *,
         dump_directory: Path,
         log_directory: Path | None = None,
+        learns: bool = True,
+        share: tuple[int, int] = (0, 1),
     ) -> None:
-        """`log_directory` keeps what the agent's engine prints; without one it goes with the engine."""
+        """`log_directory` keeps what the agent's engine prints; without one it goes with the engine. `learns`: False
+        for a process that only samples, with weights that others train. `share` (i, n): of all tasks this process
+        answers number i and every n-th after it."""
         self.run = run
         self.config = config
         self.name = config.name
@@ -55,6 +59,7 @@ class Agent:
         self.encoder = encoder
         self.limits = run.sampling_of(config)
         self.weights_version = 0
+        self.share = share
         self.engine = self._build_engine(log_directory) if self.limits.engine == "vllm" else None
         self.sampler: Sampler = self.engine or TransformersSampler(
             policy,
@@ -63,12 +68,15 @@ class Agent:
             batch_rows=self.limits.batch_rows,
         )
         self._sampling_metrics = Metrics()
-        if self.engine is not None and config.old_logprobs == "auto":
+        if run.max_staleness > 0 and config.old_logprobs == "auto":
+            # Weights have moved on since: only the sampler knows them.
+            config = config.model_copy(update={"old_logprobs": "sampler"})
+        elif self.engine is not None and config.old_logprobs == "auto":
             # Another program's rounding, even in float32: it would look like a ratio.
             config = config.model_copy(update={"old_logprobs": "learner"})
         self.learner = (
             None
-            if config.role == "author"
+            if config.role == "author" or not learns
             else Learner(
                 policy,
                 config,
@@ -95,34 +103,44 @@ class Agent:
             log=log_directory / f"{self.name}.log" if log_directory is not None else None,
         )
 
-    def sample(self, tasks: Sequence[Task], *, step: int) -> list[Completion]:
-        """This step's answers, group by group; none for a learner-only agent."""
+    def sample(self, tasks: Sequence[Task], *, step: int) -> Iterator[list[Completion]]:
+        """This process's share of the step's answers, in parts: a part holds all answers to one task or to several.
+
+        Parts come as soon as their answers are finished, in any order; none for a learner-only agent. The weights must
+        stay as they are until the last part has come.
+        """
         answers = self.run.group_size_of(self.config)
         if answers == 0:
-            return []
-        completions = self._complete(
+            return
+        for _, completions in self._complete(
             tasks,
             answers=answers,
             temperature=self.limits.temperature,
             top_p=1.0,
             max_new_tokens=self.limits.max_new_tokens,
             seed=derive_seed(self.run.seed, "sample", self.name, step),
-        )
+        ):
+            yield completions
         if self.engine is not None:
             self._sampling_metrics = self.engine.metrics
-        return completions
 
     def sample_evaluation(self, tasks: Sequence[Task], settings: EvaluationConfig | None = None) -> list[Completion]:
-        """Answers to held-out tasks by these settings, the run's own if left out; the same seed at every evaluation."""
+        """This process's share of answers to held-out tasks, in the order of the tasks.
+
+        Sampled by these settings, the run's own if left out; with the same seed at every evaluation.
+        """
         evaluation = settings or self.run.evaluation
-        return self._complete(
-            tasks,
-            answers=evaluation.k,
-            temperature=evaluation.temperature,
-            top_p=evaluation.top_p,
-            max_new_tokens=evaluation.max_new_tokens or self.limits.max_new_tokens,
-            seed=derive_seed(self.run.seed, "evaluate", self.name),
+        groups = dict(
+            self._complete(
+                tasks,
+                answers=evaluation.k,
+                temperature=evaluation.temperature,
+                top_p=evaluation.top_p,
+                max_new_tokens=evaluation.max_new_tokens or self.limits.max_new_tokens,
+                seed=derive_seed(self.run.seed, "evaluate", self.name),
+            )
         )
+        return [completion for place in sorted(groups) for completion in groups[place]]
 
     def _complete(
         self,
@@ -133,36 +151,37 @@ class Agent:
         top_p: float,
         max_new_tokens: int,
         seed: int,
-    ) -> list[Completion]:
-        groups = self.sampler.sample(
-            [self.encoder.prompt_ids(task.prompt) for task in tasks],
+    ) -> Iterator[tuple[int, list[Completion]]]:
+        """The place of each task of this process's share, and all answers to it."""
+        places = range(self.share[0], len(tasks), self.share[1])
+        for share_index, group in self.sampler.sample(
+            [self.encoder.prompt_ids(tasks[place].prompt) for place in places],
+            places=places,
             answers=answers,
             temperature=temperature,
             top_p=top_p,
             max_new_tokens=max_new_tokens,
             seed=seed,
+        ):
+            place = places[share_index]
+            yield place, [self._completion(tasks[place], index, answer) for index, answer in enumerate(group)]
+
+    def _completion(self, task: Task, index: int, answer: SampledTokens) -> Completion:
+        if not all(map(math.isfinite, answer.logprobs)):
+            raise ModelError(
+                f"agent {self.name}, task {task.id}: a sampled token's log-probability is not finite; the model's "
+                f"weights or dtype ({self.policy.compute_dtype}) give NaN logits"
+            )
+        return Completion(
+            task_id=task.id,
+            author=self.name,
+            index=index,
+            text=self.encoder.decode(answer.token_ids),
+            token_ids=answer.token_ids,
+            logprobs=answer.logprobs,
+            finish_reason=answer.finish_reason,
+            weights_version=self.weights_version,
         )
-        completions = []
-        for task, group in zip(tasks, groups, strict=True):
-            for index, answer in enumerate(group):
-                if not all(map(math.isfinite, answer.logprobs)):
-                    raise ModelError(
-                        f"agent {self.name}, task {task.id}: a sampled token's log-probability is not finite; the "
-                        f"model's weights or dtype ({self.policy.compute_dtype}) give NaN logits"
-                    )
-                completions.append(
-                    Completion(
-                        task_id=task.id,
-                        author=self.name,
-                        index=index,
-                        text=self.encoder.decode(answer.token_ids),
-                        token_ids=answer.token_ids,
-                        logprobs=answer.logprobs,
-                        finish_reason=answer.finish_reason,
-                        weights_version=self.weights_version,
-                    )
-                )
-        return completions
 
     def update(
         self,
@@ -202,6 +221,20 @@ class Agent:
         return AgentUpdate(metrics=metrics.values(), ratios=update.ratios)
 
     # ------------------------------------------------------------ state
+
+    def trained_weights(self):
+        return {name: tensor.detach().numpy().copy() for name, tensor in trained_weights(self.policy).items()}
+
+    def take_weights(self, weights, version):
+        load_trained_weights(self.policy, {name: torch.tensor(value) for name, value in weights.items()})
+        self.weights_version = version
+        if self.engine is not None:
+            self.engine.weights_changed()
+
+    def export(self, folder: Path, *, card: str, as_adapter: bool) -> None:
+        from hacrl.export import export_agent
+
+        export_agent(self.policy, self.encoder, folder, card=card, as_adapter=as_adapter)
 
     def save(self, folder: Path) -> None:
         """Write what a resumed run needs: trained weights, optimizer, schedule, version; no frozen weights."""

@@ -50,6 +50,8 @@ class Policy:
         # Models took `past_key_values` before transformers renamed it to `cache`.
         parameters = inspect.signature(type(self.causal_lm).forward).parameters
         self.cache_argument = "cache" if "cache" in parameters else "past_key_values"
+        # How often anything has been computed: what grows while the agent is at work.
+        self.passes = 0
         self.shares_prompts = False
         self.chunked_head = self._head_matches_model()
         # Gradient checkpointing and a cache exclude each other.
@@ -109,6 +111,7 @@ class Policy:
 
     def decode_step(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, cache: Any) -> Tensor:
         """Logits (B x V, float32) after the last position; `cache` is extended in place."""
+        self.passes += 1
         output = self.causal_lm(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -130,6 +133,7 @@ class Policy:
         elements at a time, in the forward and in the backward pass. Equal rows, which are common where answers are
         short, are computed once.
         """
+        self.passes += 1
         different_D, same_as_B = _different_rows(input_ids_BT, attention_mask_BT, mask_BT)
         if len(different_D) < len(same_as_B):
             logprobs_DT, entropy_DT = self.token_logprobs(

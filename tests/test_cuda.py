@@ -30,8 +30,8 @@ def test_sampled_logprobs_are_the_policys_own(tiny_models: dict[str, Path], dtyp
     """Through exchanged rows; the policy's numbers come from whole rows, one by one, on the CPU."""
     gpu, cpu = policy(tiny_models["qwen"], "cuda", dtype=dtype), policy(tiny_models["qwen"], "cpu", dtype="float32")
     sampler = TransformersSampler(gpu, stop_token_ids=range(0, 300, 5), pad_token_id=0, batch_rows=4)
-    groups = sampler.sample(PROMPTS, answers=9, temperature=0.8, top_p=1.0, max_new_tokens=12, seed=3)
-    for prompt, group in zip(PROMPTS, groups, strict=True):
+    groups = sampler.sample(PROMPTS, places=range(3), answers=9, temperature=0.8, top_p=1.0, max_new_tokens=12, seed=3)
+    for prompt, group in ((PROMPTS[index], group) for index, group in groups):
         assert len(group) == 9
         for answer in group:
             ids = torch.tensor([prompt + answer.token_ids])

@@ -37,7 +37,7 @@ def test_an_optional_library_is_imported_in_at_most_one_file(library: str) -> No
         if any(name == library or name.startswith(f"{library}.") for name in imported_modules(path))
     ]
     assert len(using) <= 1
-    assert all(path.stem in (library.split(".")[-1], f"{library}_fleet") for path in using)
+    assert all(path.stem in (library.split(".")[-1], f"{library}_cluster") for path in using)
 
 
 @pytest.mark.parametrize(

@@ -48,9 +48,11 @@ def sampled_rows(learner: Learner, *, own: int = 6, foreign: int = 6) -> list[Tr
     """Rows with true log-probabilities of the policy; foreign ones pretend to come from an author a little surer."""
     sampler = TransformersSampler(learner.policy, stop_token_ids=range(0, 300, 7), pad_token_id=0, batch_rows=64)
     prompts = [(5, 6, 7), (9, 10, 11, 12, 13)]
-    groups = sampler.sample(prompts, answers=(own + foreign) // 2, temperature=0.9, top_p=1.0, max_new_tokens=9, seed=2)
+    groups = sampler.sample(
+        prompts, places=range(2), answers=(own + foreign) // 2, temperature=0.9, top_p=1.0, max_new_tokens=9, seed=2
+    )
     rows = []
-    for prompt, group in zip(prompts, groups, strict=True):
+    for prompt, group in ((prompts[index], group) for index, group in sorted(groups)):
         for answer in group:
             position = len(rows)
             is_own = position < own

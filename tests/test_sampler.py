@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,12 @@ def policy(request: pytest.FixtureRequest, tiny_models: dict[str, Path]) -> Poli
     return load_policies([AgentConfig(name="a", model=str(tiny_models[request.param]))], seed=0)["a"]
 
 
+def in_order(sampler: TransformersSampler, prompts: list[tuple[int, ...]], **arguments: Any) -> list[Any]:
+    """All prompts' answers in the order of the prompts."""
+    groups = dict(sampler.sample(prompts, places=range(len(prompts)), **arguments))
+    return [groups[index] for index in range(len(prompts))]
+
+
 def sample(
     policy: Policy,
     *,
@@ -33,7 +40,15 @@ def sample(
     seed: int = 1,
 ) -> list[list[SampledTokens]]:
     sampler = TransformersSampler(policy, stop_token_ids=stop, pad_token_id=0, batch_rows=batch_rows)
-    return sampler.sample(PROMPTS, answers=answers, temperature=temperature, top_p=top_p, max_new_tokens=new, seed=seed)
+    return in_order(
+        sampler,
+        PROMPTS,
+        answers=answers,
+        temperature=temperature,
+        top_p=top_p,
+        max_new_tokens=new,
+        seed=seed,
+    )
 
 
 def logprobs_of(policy: Policy, prompt: tuple[int, ...], answer: SampledTokens, temperature: float) -> torch.Tensor:
@@ -119,7 +134,7 @@ def test_nucleus_logprobs_are_of_the_nucleus(policy: Policy) -> None:
 def test_frequencies_follow_the_tempered_distribution(policy: Policy) -> None:
     """Chi-square over 4,000 first tokens, most likely ids apart, the rest together."""
     sampler = TransformersSampler(policy, stop_token_ids=(), pad_token_id=0, batch_rows=4000)
-    (group,) = sampler.sample([(5, 6, 7)], answers=4000, temperature=0.3, top_p=1.0, max_new_tokens=1, seed=0)
+    (group,) = in_order(sampler, [(5, 6, 7)], answers=4000, temperature=0.3, top_p=1.0, max_new_tokens=1, seed=0)
     with torch.no_grad():
         logits = policy.causal_lm(input_ids=torch.tensor([[5, 6, 7]])).logits[0, -1].float() / 0.3
     expected = logits.softmax(-1)
@@ -134,7 +149,8 @@ def test_frequencies_follow_the_tempered_distribution(policy: Policy) -> None:
 def test_a_token_without_mass_is_never_drawn() -> None:
     logits = torch.full((5000, 6), -math.inf)
     logits[:, 2], logits[:, 4] = 0.0, 1.0
-    ids, logprobs = _draw(logits, 1.0, 1.0, torch.Generator().manual_seed(0))
+    uniform = torch.rand(5000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    ids, logprobs = _draw(logits, uniform, 1.0, 1.0)
     assert set(ids.tolist()) == {2, 4}
     assert (ids == 4).double().mean() == pytest.approx(math.e / (1 + math.e), abs=0.03)
     assert logprobs[ids == 2].unique().item() == pytest.approx(-math.log(1 + math.e), abs=1e-6)

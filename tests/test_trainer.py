@@ -69,7 +69,6 @@ def test_agents_that_take_turns_wait_for_each_other(finished: Path) -> None:
         busy = {agent: sum(line[f"agent/{agent}/time/{name}"] for name in phases) for agent in ("qwen", "llama")}
         for agent, other in (("qwen", "llama"), ("llama", "qwen")):
             assert line[f"agent/{agent}/time/wait"] >= busy[other] > 0
-            assert busy[agent] + line[f"agent/{agent}/time/wait"] <= sum(line[f"time/{name}"] for name in phases)
 
 
 def test_both_agents_learned_something(finished: Path, tiny_models: dict[str, Path]) -> None:

@@ -89,7 +89,8 @@ def sampler(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 def ask(sampler: Any, prompts: Any = PROMPTS, **changes: Any) -> list[list[SampledTokens]]:
     arguments = {"answers": 4, "temperature": 0.8, "top_p": 1.0, "max_new_tokens": 12, "seed": 1, **changes}
-    return sampler.sample(prompts, **arguments)
+    groups = dict(sampler.sample(prompts, places=range(len(prompts)), **arguments))
+    return [groups[index] for index in range(len(prompts))]
 
 
 def furthest(sampler: VllmSampler, groups: list[list[SampledTokens]], *, temperature: float) -> float:

@@ -61,7 +61,8 @@ def build(policy: Policy, folder: Path, **settings: Any) -> VllmSampler:
 
 def ask(sampler: VllmSampler, **changes: Any) -> Any:
     arguments = {"answers": 2, "temperature": 1.0, "top_p": 1.0, "max_new_tokens": 5, "seed": 1, **changes}
-    return sampler.sample(PROMPTS, **arguments)
+    groups = dict(sampler.sample(PROMPTS, places=range(len(PROMPTS)), **arguments))
+    return [groups[index] for index in range(len(PROMPTS))]
 
 
 def log(sampler: VllmSampler) -> list[str]:

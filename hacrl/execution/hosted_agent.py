@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from hacrl.agent import Agent
     from hacrl.algorithms.algorithm import Algorithm
     from hacrl.config import EvaluationConfig, RunConfig
-    from hacrl.types import RolloutGroup, Task
+    from hacrl.types import Completion, RolloutGroup, Task
+
+# Answers are passed on as they are done, but not more often than this: each time costs about a millisecond.
+PART_SECONDS = 0.05
 
 Kind = Literal["worker", "sampler"]
 """A worker trains, and samples where the agent has no samplers; a sampler only samples."""
@@ -92,18 +95,12 @@ class HostedAgent:
 
             from hacrl.agent import Agent
             from hacrl.encode import Encoder
-            from hacrl.policy import load_policies, resolve_device
-            from hacrl.workers import Workers
+            from hacrl.policy import load_policies
 
             transformers.utils.logging.disable_progress_bar()  # the log is for what matters when a process dies
             torch.set_num_threads(self.threads)
             keep_freed_memory()
             config = run.agent(self.name)
-            workers = (
-                Workers.join(rank=self.rank, size=self.size, rendezvous=rendezvous, device=resolve_device(config))
-                if rendezvous is not None
-                else Workers.alone()
-            )
             encoder = Encoder.from_config(config)
             policy = load_policies([config], seed=run.seed)[self.name]
             self.agent = Agent(
@@ -114,7 +111,6 @@ class HostedAgent:
                 algorithm,
                 dump_directory=dump_directory,
                 log_directory=log_directory,
-                workers=workers,
                 learns=self.kind == "worker",
                 share=(self.rank, self.size),
             )
@@ -125,8 +121,15 @@ class HostedAgent:
     def sample(self, tasks: Sequence[Task], step: int) -> Iterator[Any]:
         """Parts of this process's share as they are done, lists of completions, and at last an `Answer`."""
         with _Warnings() as caught:
-            begin = time.time()
-            yield from self._loaded.sample(tasks, step=step)
+            begin = told = time.time()
+            part: list[Completion] = []
+            for completions in self._loaded.sample(tasks, step=step):
+                part += completions
+                if time.time() - told > PART_SECONDS:
+                    yield part
+                    told, part = time.time(), []
+            if part:
+                yield part
         yield self._answered(None, begin, caught.texts())
 
     def sample_evaluation(self, tasks: Sequence[Task], settings: EvaluationConfig | None) -> Answer:

@@ -55,6 +55,8 @@ class Verifier:
         # Linux kills a worker when the THREAD that started it ends, so one that lives as long as the pool starts them.
         self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="verifier")
         self._pool, self._ready = self._start()
+        # Calls of `submit`: what they wait for are the workers, so a few more than these keep all of them busy.
+        self._submitted = ThreadPoolExecutor(max_workers=workers + 3, thread_name_prefix="verifying")
 
     def __enter__(self) -> Verifier:
         return self
@@ -73,6 +75,11 @@ class Verifier:
             self._pool.stop()
             self._pool.join()
             self._starter.shutdown()
+        self._submitted.shutdown(cancel_futures=True)
+
+    def submit(self, tasks: Sequence[Task], texts: Sequence[str]) -> Future[list[Verdict]]:
+        """`verify` in the background."""
+        return self._submitted.submit(self.verify, tasks, texts)
 
     def verify(self, tasks: Sequence[Task], texts: Sequence[str]) -> list[Verdict]:
         """One verdict per text, in order; `tasks[i]` is the task that `texts[i]` answers.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,15 +25,23 @@ class Sampler(Protocol):
         self,
         prompts: Sequence[tuple[int, ...]],
         *,
+        places: Sequence[int],
         answers: int,
         temperature: float,
         top_p: float,
         max_new_tokens: int,
         seed: int,
-    ) -> list[list[SampledTokens]]:
-        """`answers` answers for each prompt, in the order of the prompts.
+    ) -> Iterator[tuple[int, list[SampledTokens]]]:
+        """Pairs (index into `prompts`, its `answers` answers): each prompt once, as soon as all its answers are there.
 
         Log-probabilities belong to the distribution that was sampled from: logits divided by `temperature`, cut to
-        the nucleus `top_p`. Temperature 0 is greedy. The result is a function of the weights and the arguments.
+        the nucleus `top_p`. Temperature 0 is greedy.
+
+        `places[i]` is the place of prompt i in the whole of which `prompts` may be a part. The random numbers of an
+        answer are a function of `seed`, that place, the answer's number and the token's position alone. So the result
+        is a function of the weights and the arguments, and, up to the rounding of logits, the same whatever is computed
+        together with it. Only its order is free.
+
+        The weights must stay as they are until the iterator is at its end. It may be left before.
         """
         ...

@@ -1,12 +1,12 @@
 """The sampler in process: transformers' model, batched continuously.
 
 All answers to one prompt share its prefill. Rows that have ended give their places to waiting ones; when none wait,
-they leave the batch.
+they leave the batch. At these exchanges it is looked which prompts have all their answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hacrl.policy import Policy
 from hacrl.sampling.sampler import SampledTokens
+from hacrl.seeds import derive_seed
 
 # Ended rows are exchanged once they are this share of the batch: a prefill, or a copy of the cache, costs about as
 # much as one decode step.
@@ -29,30 +30,42 @@ class TransformersSampler:
         self.pad_token_id = pad_token_id
         self.batch_rows = batch_rows
 
-    @torch.no_grad()
     def sample(
         self,
         prompts: Sequence[tuple[int, ...]],
         *,
+        places: Sequence[int],
         answers: int,
         temperature: float,
         top_p: float,
         max_new_tokens: int,
         seed: int,
-    ) -> list[list[SampledTokens]]:
+    ) -> Iterator[tuple[int, list[SampledTokens]]]:
         """See `Sampler.sample`."""
-        # Prompts of like length need little padding. Row r answers prompt order[r // answers].
+        if answers == 0:
+            yield from ((index, []) for index in range(len(prompts)))
+            return
+        # Prompts of like length need little padding. Row r is an answer to prompt order[r // answers].
         order = sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), index))
         decoding = _Decoding(
-            self, [prompts[index] for index in order for _ in range(answers)], temperature, top_p, max_new_tokens, seed
+            self,
+            [prompts[index] for index in order for _ in range(answers)],
+            [derive_seed(seed, places[index], answer) for index in order for answer in range(answers)],
+            answers,
+            temperature,
+            top_p,
+            max_new_tokens,
         )
+        while finished := self._advance(decoding):
+            for number in finished:
+                yield order[number], decoding.answers_to(number)
+
+    @torch.no_grad()
+    def _advance(self, decoding: _Decoding) -> list[int]:
+        # Apart from `sample`, since gradient mode and autocast belong to the thread: left open at a `yield`, they would
+        # hold for the caller as well, and another policy may have made its own adapter the active one meanwhile.
         with self.policy.active():
-            decoding.run()
-        rows = decoding.sampled()
-        sampled: list[list[SampledTokens]] = [[] for _ in prompts]
-        for place, index in enumerate(order):
-            sampled[index] = rows[place * answers : (place + 1) * answers]
-        return sampled
+            return decoding.advance()
 
 
 class _Decoding:
@@ -63,22 +76,24 @@ class _Decoding:
     chosen_R     its newest token, which is not in the cache yet.
     position_R   that token's position.
     attention_RC which columns of the cache belong to the row.
+    uniform_RT   its random numbers, one for each token that it may have.
     """
 
     def __init__(
         self,
         sampler: TransformersSampler,
         prompts: list[tuple[int, ...]],
+        seeds: list[int],
+        answers: int,
         temperature: float,
         top_p: float,
         max_new_tokens: int,
-        seed: int,
     ) -> None:
+        """`prompts` and `seeds` have an entry for each row; `answers` rows in a row belong to one prompt."""
         device = sampler.policy.device
-        self.sampler, self.prompts, self.device = sampler, prompts, device
+        self.sampler, self.prompts, self.seeds, self.answers, self.device = sampler, prompts, seeds, answers, device
         self.temperature, self.top_p, self.max_new_tokens = temperature, top_p, max_new_tokens
-        self.generator = torch.Generator(device)
-        self.generator.manual_seed(seed)
+        self.generator = torch.Generator()
         total = len(prompts)
         # One place more than rows: what ended rows are still given goes there.
         self.tokens = torch.full((total + 1, max_new_tokens), sampler.pad_token_id, dtype=torch.long, device=device)
@@ -86,18 +101,24 @@ class _Decoding:
         self.lengths = torch.zeros(total + 1, dtype=torch.long, device=device)
         self.stopped = torch.zeros(total + 1, dtype=torch.bool, device=device)
         self.waiting = 0  # the first row that has not been in the batch
+        self.open: list[int] = []  # rows that were in the batch when it was last looked for finished prompts
+        self.missing = [answers] * (total // answers)  # answers that each prompt still had to get then
         self.cache: Any = None
         self.number_R = self.count_R = self.chosen_R = self.position_R = torch.empty(0, dtype=torch.long, device=device)
         self.attention_RC = torch.empty(0, 0, dtype=torch.long, device=device)
+        self.uniform_RT = torch.empty(0, max_new_tokens, dtype=torch.float64, device=device)
 
-    def run(self) -> None:
+    def advance(self) -> list[int]:
+        """Decode until prompts are found that have all their answers; their numbers, none when all is done."""
         total = len(self.prompts)
         while True:
             ended_R = self.number_R == total
             ended, rows = int(ended_R.sum()), len(self.number_R)
+            if ended >= TURNOVER_SHARE * rows and (finished := self._finished()):
+                return finished
             if ended == rows:
                 if self.waiting == total:
-                    return
+                    return []
                 self._begin()
                 continue
             if ended >= TURNOVER_SHARE * rows:
@@ -106,6 +127,15 @@ class _Decoding:
                     continue  # a new row may have ended with its first token
                 self._drop(~ended_R)
             self._step()
+
+    def _finished(self) -> list[int]:
+        """Prompts whose last answer has ended since this was last asked."""
+        rows = set(self.number_R.tolist())
+        ended = [row for row in self.open if row not in rows]
+        self.open = [row for row in self.open if row in rows]
+        for row in ended:
+            self.missing[row // self.answers] -= 1
+        return [number for number in dict.fromkeys(row // self.answers for row in ended) if self.missing[number] == 0]
 
     @property
     def _takes_rows(self) -> bool:
@@ -128,6 +158,7 @@ class _Decoding:
         self.count_R = torch.zeros_like(self.number_R)
         self.attention_RC = attention_RC
         self.position_R = attention_RC.sum(1)
+        self.uniform_RT = self._enter(rows)
         self.chosen_R = torch.empty_like(self.number_R)
         self._choose(torch.arange(rows, device=self.device), logits_RV)
 
@@ -148,7 +179,17 @@ class _Decoding:
         self.number_R[slots_M] = torch.arange(self.waiting - len(slots_M), self.waiting, device=self.device)
         self.count_R[slots_M] = 0
         self.position_R[slots_M] = attention_MC.sum(1)
+        self.uniform_RT[slots_M] = self._enter(len(slots_M))
         self._choose(slots_M, logits_MV)
+
+    def _enter(self, rows: int) -> Tensor:
+        """Note that the last `rows` rows before the waiting ones are in the batch now; their random numbers."""
+        entered = range(self.waiting - rows, self.waiting)
+        self.open += entered
+        uniform_MT = torch.empty(rows, self.max_new_tokens, dtype=torch.float64)
+        for row, uniform_T in zip(entered, uniform_MT, strict=True):
+            uniform_T.uniform_(generator=self.generator.manual_seed(self.seeds[row]))
+        return uniform_MT.to(self.device)
 
     def _drop(self, keep_R: Tensor) -> None:
         """Ended rows leave the batch."""
@@ -156,6 +197,7 @@ class _Decoding:
         self.cache.reorder_cache(keep)
         self.number_R, self.count_R, self.chosen_R = self.number_R[keep], self.count_R[keep], self.chosen_R[keep]
         self.position_R, self.attention_RC = self.position_R[keep], self.attention_RC[keep]
+        self.uniform_RT = self.uniform_RT[keep]
 
     def _step(self) -> None:
         """One more token for every row of the batch."""
@@ -168,8 +210,9 @@ class _Decoding:
 
     def _choose(self, slots: Tensor | slice, logits_MV: Tensor) -> None:
         """Draw the next token of the rows at `slots`, and write it down."""
-        chosen_M, logprob_M = _draw(logits_MV, self.temperature, self.top_p, self.generator)
         number_M, count_M = self.number_R[slots], self.count_R[slots]
+        uniform_M = self.uniform_RT[slots].gather(1, count_M[:, None]).squeeze(1)
+        chosen_M, logprob_M = _draw(logits_MV, uniform_M, self.temperature, self.top_p)
         self.tokens[number_M, count_M] = chosen_M
         self.logprobs[number_M, count_M] = logprob_M
         count_M = count_M + 1
@@ -207,37 +250,43 @@ class _Decoding:
         prompt_of_row_R = torch.tensor(prompt_of_row, device=self.device)
         return cache, logits[prompt_of_row_R], attention[prompt_of_row_R], prompt_of_row_R
 
-    def sampled(self) -> list[SampledTokens]:
-        rows = zip(
-            self.tokens.tolist(), self.logprobs.tolist(), self.lengths.tolist(), self.stopped.tolist(), strict=True
-        )
+    def answers_to(self, number: int) -> list[SampledTokens]:
+        """The answers of one finished prompt."""
+        rows = slice(number * self.answers, (number + 1) * self.answers)
+        lengths = self.lengths[rows].tolist()
+        columns = slice(max(lengths))
         return [
             SampledTokens(
                 token_ids=tuple(tokens[:length]),
                 logprobs=tuple(logprobs[:length]),
                 finish_reason="stop" if stopped else "length",
             )
-            for tokens, logprobs, length, stopped in list(rows)[: len(self.prompts)]
+            for tokens, logprobs, length, stopped in zip(
+                self.tokens[rows, columns].tolist(),
+                self.logprobs[rows, columns].tolist(),
+                lengths,
+                self.stopped[rows].tolist(),
+                strict=True,
+            )
         ]
 
 
-def _draw(logits: Tensor, temperature: float, top_p: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _draw(logits_MV: Tensor, uniform_M: Tensor, temperature: float, top_p: float) -> tuple[Tensor, Tensor]:
     """One id per row and its log-probability under the distribution it was drawn from."""
     if temperature == 0:
-        best, ids = logits.max(-1)
-        return ids, best - logits.logsumexp(-1)
-    logits = logits / temperature
+        best_M, ids_M = logits_MV.max(-1)
+        return ids_M, best_M - logits_MV.logsumexp(-1)
+    logits_MV = logits_MV / temperature
     if top_p < 1:
         from transformers import TopPLogitsWarper
 
-        logits = TopPLogitsWarper(top_p)(None, logits)
+        logits_MV = TopPLogitsWarper(top_p)(None, logits_MV)
     # The inverse of the distribution function, with one uniform number per row: torch.multinomial draws one per entry
     # of the vocabulary, which for 262,144 entries takes as long as the output layer itself.
-    highest = logits.max(-1, keepdim=True).values
-    mass = (logits - highest).exp().cumsum(-1, dtype=torch.float64)
-    total = mass[:, -1:]
-    uniform = torch.rand(total.shape, generator=generator, dtype=torch.float64, device=logits.device)
+    highest_M1 = logits_MV.max(-1, keepdim=True).values
+    mass_MV = (logits_MV - highest_M1).exp().cumsum(-1, dtype=torch.float64)
+    total_M1 = mass_MV[:, -1:]
     # `right`: an entry without mass is never chosen, not even by a draw of exactly 0.
-    ids = torch.searchsorted(mass, uniform * total, right=True).clamp(max=logits.shape[1] - 1)
-    log_normaliser = highest + total.log().float()
-    return ids.squeeze(1), (logits.gather(1, ids) - log_normaliser).squeeze(1)
+    ids_M1 = torch.searchsorted(mass_MV, uniform_M[:, None] * total_M1, right=True).clamp(max=logits_MV.shape[1] - 1)
+    log_normaliser_M1 = highest_M1 + total_M1.log().float()
+    return ids_M1.squeeze(1), (logits_MV.gather(1, ids_M1) - log_normaliser_M1).squeeze(1)

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -74,24 +74,29 @@ class VllmSampler:
         self,
         prompts: Sequence[tuple[int, ...]],
         *,
+        places: Sequence[int],
         answers: int,
         temperature: float,
         top_p: float,
         max_new_tokens: int,
         seed: int,
-    ) -> list[list[SampledTokens]]:
-        """See `Sampler.sample`.
+    ) -> Iterator[tuple[int, list[SampledTokens]]]:
+        """See `Sampler.sample`; the engine answers once, so all prompts come together at the end.
 
         Raises SamplerError where the engine cannot be started, dies, or gives other log-probabilities than the policy.
         """
         if not prompts or answers == 0:
-            return [[] for _ in prompts]
+            yield from ((index, []) for index in range(len(prompts)))
+            return
         engine = self._ready_engine()
         groups = engine.call(
             "sample",
             prompts=[list(prompt) for prompt in prompts],
             # One seed for each answer: which rows are computed together then has no influence on what is drawn.
-            seeds=[[derive_seed(seed, prompt, answer) for answer in range(answers)] for prompt in range(len(prompts))],
+            seeds=[
+                [derive_seed(seed, place, answer) for answer in range(answers)]
+                for _, place in zip(prompts, places, strict=True)
+            ],
             stop_token_ids=self.stop_token_ids,
             temperature=temperature,
             top_p=top_p,
@@ -110,7 +115,7 @@ class VllmSampler:
         ]
         rows = [(prompt, answer) for prompt, group in zip(prompts, sampled, strict=True) for answer in group]
         self._compare(rows[:: math.ceil(len(rows) / COMPARED_ANSWERS)], temperature, top_p)
-        return sampled
+        yield from enumerate(sampled)
 
     def close(self) -> None:
         """End the engine's process."""

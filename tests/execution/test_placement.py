@@ -67,14 +67,15 @@ def test_an_engine_over_several_gpus_is_given_them() -> None:
 def test_threads_are_what_is_asked_for_then_the_environments_then_a_share_of_the_machine() -> None:
     run = config({"resources": {"cpus": 3.5}}, {"resources": {"cpus": 0.25}}, {})
     many = node(cpus=16)
-    of = [threads(agent, node=many, agents_there=3, environment="4") for agent in run.agents]
+    of = [threads(agent, node=many, processes_there=3, environment="4") for agent in run.agents]
     assert of == [3, 1, 4]
-    assert threads(run.agents[2], node=many, agents_there=3, environment=None) == 5
-    assert threads(run.agents[2], node=node(cpus=1), agents_there=3, environment=None) == 1
+    assert threads(run.agents[2], node=many, processes_there=3, environment=None) == 5
+    assert threads(run.agents[2], node=node(cpus=1), processes_there=3, environment=None) == 1
 
 
 def test_what_no_state_of_the_cluster_holds_is_told_with_its_sums() -> None:
-    asked = [Demand(agent="small", cpus=1, gpus=0), Demand(agent="large", cpus=3, gpus=2)]
+    of = {"kind": "worker", "rank": 0, "size": 1}
+    asked = [Demand(agent="small", cpus=1, gpus=0, **of), Demand(agent="large", cpus=3, gpus=2, **of)]
     machines = [node("left", cpus=2, gpus=1), node("right", cpus=4, gpus=1)]
     assert impossible(asked, machines) == "large 3 CPUs and 2 GPUs fits on no machine"
     assert impossible(asked, [node(cpus=3, gpus=2)]) == "4 CPUs are asked for and 3 are there"
