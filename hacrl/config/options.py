@@ -157,6 +157,12 @@ class ResourcesConfig(_Section):
         description="GPUs, or a part of one. If left out: one for an agent on CUDA (an engine's tensor_parallel_size), "
         "or an equal part where there are fewer GPUs than such agents; none on a CPU.",
     )
+    workers: int = Field(
+        1,
+        ge=1,
+        description="Processes that train the agent together, each with a part of its weights (FSDP2) and of every "
+        "minibatch.",
+    )
 
 
 class OptimizerConfig(_Section):

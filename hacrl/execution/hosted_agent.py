@@ -104,12 +104,7 @@ class HostedAgent:
         return self._answer(lambda: self._loaded.load(folder, weights_only=weights_only))
 
     def export(self, folder: Path, card: str, as_adapter: bool) -> Answer:
-        def write() -> None:
-            from hacrl.export import export_agent
-
-            export_agent(self._loaded.policy, self._loaded.encoder, folder, card=card, as_adapter=as_adapter)
-
-        return self._answer(write)
+        return self._answer(lambda: self._loaded.export(folder, card=card, as_adapter=as_adapter))
 
     def close(self) -> None:
         """End what the agent has started. The process itself is ended by whoever started it."""

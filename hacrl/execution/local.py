@@ -12,7 +12,6 @@ from hacrl.clock import Clock
 from hacrl.config import EvaluationConfig, RunConfig
 from hacrl.encode import Encoder
 from hacrl.execution.fleet import AgentSeconds, learner_credit
-from hacrl.export import export_agent
 from hacrl.policy import load_policies
 from hacrl.process import keep_freed_memory
 from hacrl.types import Completion, RolloutGroup, Task
@@ -93,13 +92,7 @@ class LocalFleet:
     def export(self, folder: Path, cards: Mapping[str, str]) -> None:
         for agent in self.agents:
             if agent.learner is not None:
-                export_agent(
-                    agent.policy,
-                    agent.encoder,
-                    folder / agent.name,
-                    card=cards[agent.name],
-                    as_adapter=self.config.export == "adapter",
-                )
+                agent.export(folder / agent.name, card=cards[agent.name], as_adapter=self.config.export == "adapter")
 
     def close(self) -> None:
         for agent in self.agents:
