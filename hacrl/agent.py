@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 
+from hacrl.agent_state import load_state, save_state
 from hacrl.algorithms.algorithm import Algorithm
 from hacrl.config import AgentConfig, EvaluationConfig, RunConfig
 from hacrl.encode import Encoder, training_samples
 from hacrl.errors import ModelError, RunDirectoryError
+from hacrl.export import export_agent
 from hacrl.learner import Learner, RolloutKey
 from hacrl.metrics import Metrics
-from hacrl.policy import Policy, load_trained_weights, trained_weights
+from hacrl.policy import Policy, load_policies, load_trained_weights, trained_weights
 from hacrl.sampling.sampler import SampledTokens, Sampler
 from hacrl.sampling.transformers import TransformersSampler
 from hacrl.sampling.vllm_sampler import VllmSampler
 from hacrl.seeds import derive_seed
 from hacrl.types import Completion, RolloutGroup, Task
+from hacrl.workers import Workers, whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +38,11 @@ class AgentUpdate:
 
 
 class Agent:
-    """Everything one agent owns. Only text, numbers and ids of an identical tokenizer come in from others."""
+    """Everything one agent owns. Only text, numbers and ids of an identical tokenizer come in from others.
+
+    An agent may be made of several workers, each an `Agent` in a process of its own: all are called at the same time with
+    the same arguments, and rank 0 answers for all.
+    """
 
     def __init__(
         self,
@@ -46,6 +54,7 @@ class Agent:
         *,
         dump_directory: Path,
         log_directory: Path | None = None,
+        workers: Workers | None = None,
         learns: bool = True,
         share: tuple[int, int] = (0, 1),
     ) -> None:
@@ -55,6 +64,7 @@ class Agent:
         self.run = run
         self.config = config
         self.name = config.name
+        self.workers = workers or Workers.alone()
         self.policy = policy
         self.encoder = encoder
         self.limits = run.sampling_of(config)
@@ -88,6 +98,7 @@ class Agent:
                 minibatch_order=run.minibatch_order,
                 seed=run.seed,
                 dump_directory=dump_directory,
+                workers=self.workers,
             )
         )
 
@@ -154,17 +165,18 @@ class Agent:
     ) -> Iterator[tuple[int, list[Completion]]]:
         """The place of each task of this process's share, and all answers to it."""
         places = range(self.share[0], len(tasks), self.share[1])
-        for share_index, group in self.sampler.sample(
-            [self.encoder.prompt_ids(tasks[place].prompt) for place in places],
-            places=places,
-            answers=answers,
-            temperature=temperature,
-            top_p=top_p,
-            max_new_tokens=max_new_tokens,
-            seed=seed,
-        ):
-            place = places[share_index]
-            yield place, [self._completion(tasks[place], index, answer) for index, answer in enumerate(group)]
+        with self.policy.gathered():
+            for share_index, group in self.sampler.sample(
+                [self.encoder.prompt_ids(tasks[place].prompt) for place in places],
+                places=places,
+                answers=answers,
+                temperature=temperature,
+                top_p=top_p,
+                max_new_tokens=max_new_tokens,
+                seed=seed,
+            ):
+                place = places[share_index]
+                yield place, [self._completion(tasks[place], index, answer) for index, answer in enumerate(group)]
 
     def _completion(self, task: Task, index: int, answer: SampledTokens) -> Completion:
         if not all(map(math.isfinite, answer.logprobs)):
@@ -198,7 +210,7 @@ class Agent:
         over this learner's; `fingerprints[author]` tells which authors share this agent's tokenizer.
         """
         if self.learner is None:
-            return AgentUpdate(metrics=self._sampling_metrics.values(), ratios={})
+            return self._told_by_all(self._sampling_metrics, {})
         encoded = training_samples(
             groups,
             learner=self.name,
@@ -211,58 +223,88 @@ class Agent:
         )
         update = self.learner.update(encoded.samples, step=step)
         self.weights_version += 1
-        if self.engine is not None:
-            self.engine.weights_changed()
+        self._weights_changed()
         metrics = Metrics()
         metrics.merge(self._sampling_metrics)
-        for author in encoded.exchange:
-            metrics.merge(encoded.exchange[author].metrics(), prefix=f"author/{author}/")
+        if self.workers.rank == 0:  # every worker has encoded all rows
+            for author in encoded.exchange:
+                metrics.merge(encoded.exchange[author].metrics(), prefix=f"author/{author}/")
         metrics.merge(update.metrics)
-        return AgentUpdate(metrics=metrics.values(), ratios=update.ratios)
+        return self._told_by_all(metrics, update.ratios)
+
+    def _told_by_all(self, metrics: Metrics, ratios: Mapping[RolloutKey, float]) -> AgentUpdate:
+        """All workers' metrics and ratios on rank 0, nothing elsewhere."""
+        together, joined = Metrics(), dict[RolloutKey, float]()
+        for part, part_ratios in self.workers.gather((metrics, ratios)):
+            together.merge(part)
+            joined.update(part_ratios)
+        return AgentUpdate(metrics=together.values(), ratios=joined)
 
     # ------------------------------------------------------------ state
 
-    def trained_weights(self):
-        return {name: tensor.detach().numpy().copy() for name, tensor in trained_weights(self.policy).items()}
-
-    def take_weights(self, weights, version):
-        load_trained_weights(self.policy, {name: torch.tensor(value) for name, value in weights.items()})
-        self.weights_version = version
-        if self.engine is not None:
-            self.engine.weights_changed()
-
-    def export(self, folder: Path, *, card: str, as_adapter: bool) -> None:
-        from hacrl.export import export_agent
-
-        export_agent(self.policy, self.encoder, folder, card=card, as_adapter=as_adapter)
-
     def save(self, folder: Path) -> None:
         """Write what a resumed run needs: trained weights, optimizer, schedule, version; no frozen weights."""
+        self.workers.on_first(lambda: self._save_version(folder))
+        if self.learner is not None:
+            save_state(folder, self.policy, self.learner, self.workers)
+
+    def _save_version(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "agent.json").write_text(json.dumps({"name": self.name, "weights_version": self.weights_version}))
-        if self.learner is not None:
-            weights = {name: tensor.contiguous().cpu() for name, tensor in trained_weights(self.policy).items()}
-            save_file(weights, folder / "weights.safetensors")
-            torch.save(self.learner.state_dict(), folder / "learner.pt")
 
     def load(self, folder: Path, *, weights_only: bool = False) -> None:
-        """Take over a saved state.
+        """Take over a saved state, of however many workers.
 
         Raises RunDirectoryError for a missing file, ModelError for another model's weights.
         """
         try:
             self.weights_version = json.loads((folder / "agent.json").read_text())["weights_version"]
             if self.learner is not None:
-                load_trained_weights(self.policy, load_file(folder / "weights.safetensors"))
-                if self.engine is not None:
-                    self.engine.weights_changed()
-                if not weights_only:
-                    self.learner.load_state_dict(torch.load(folder / "learner.pt", weights_only=True))
+                load_state(folder, self.policy, self.learner, self.workers, weights_only=weights_only)
+                self._weights_changed()
         except FileNotFoundError as error:
             raise RunDirectoryError(
                 f"{folder}: {Path(error.filename or '').name} of agent {self.name} is missing, so the run cannot go on "
                 f"from this checkpoint"
             ) from error
+
+    def trained_weights(self) -> dict[str, Any]:
+        """What training has changed, whole, as numpy arrays by name; on rank 0 alone."""
+        weights = {}
+        for name, tensor in trained_weights(self.policy).items():
+            tensor = whole(tensor)
+            if self.workers.rank == 0:
+                weights[name] = tensor.cpu().numpy().copy()  # may be the weights themselves
+        return weights
+
+    def take_weights(self, weights: Mapping[str, Any], version: int) -> None:
+        """Go on with what another copy of this agent has learned, as its `trained_weights` gave it."""
+        with warnings.catch_warnings():
+            # Arrays that several processes share are not writable. They are only read here.
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
+            load_trained_weights(self.policy, {name: torch.from_numpy(array) for name, array in weights.items()})
+        self.weights_version = version
+        self._weights_changed()
+
+    def _weights_changed(self) -> None:
+        if self.engine is not None:
+            self.engine.weights_changed()
+
+    def export(self, folder: Path, *, card: str, as_adapter: bool) -> None:
+        """Write the agent as an ordinary Hugging Face folder; see `export_agent`."""
+        if self.workers.size == 1:
+            return export_agent(self.policy, self.encoder, folder, card=card, as_adapter=as_adapter)
+        weights = self.trained_weights()
+        self.workers.on_first(lambda: self._export_whole(weights, folder, card, as_adapter))
+
+    def _export_whole(self, weights: Mapping[str, Any], folder: Path, card: str, as_adapter: bool) -> None:
+        # A sharded model can be neither copied nor saved as one: the weights go into one that is loaded anew, in main
+        # memory, where the whole of it has room.
+        dtype = "bfloat16" if self.policy.compute_dtype is torch.bfloat16 else "float32"
+        config = self.config.model_copy(update={"device": "cpu", "dtype": dtype, "attention": None})
+        policy = load_policies([config], seed=self.run.seed)[self.name]
+        load_trained_weights(policy, {name: torch.from_numpy(array) for name, array in weights.items()})
+        export_agent(policy, self.encoder, folder, card=card, as_adapter=as_adapter)
 
     def close(self) -> None:
         """End the engine's process, where there is one."""

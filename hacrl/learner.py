@@ -26,6 +26,7 @@ from hacrl.optimizer import build_optimizer, build_scheduler, stepping
 from hacrl.policy import Policy
 from hacrl.seeds import derive_seed
 from hacrl.types import TrainingSample
+from hacrl.workers import Workers, whole
 
 # Share of still rows (without gradient although their advantage is not 0) from which asking first saves time.
 PROBE_SHARE = 0.5
@@ -39,7 +40,10 @@ RowKind = Literal["own", "foreign"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Update:
-    """What one step did to one learner: metrics, and the sequence ratio s of every row that was computed."""
+    """What one step did to one learner: metrics, and the sequence ratio s of every row that was computed.
+
+    Of several workers, each tells of its own rows; what all know alike is told by the first one.
+    """
 
     metrics: Metrics
     ratios: dict[RolloutKey, float]
@@ -50,6 +54,9 @@ class Learner:
 
     A step's rows are cut into optimizer minibatches of `minibatch_rows` (the last may be smaller); each is divided
     by its own number of rows, rows without gradient included, so neither micro-batches nor dropped rows change it.
+
+    With several workers, each computes every `size`-th row of each minibatch, and the policy is sharded among them. They
+    are given the same rows, and decide alike: every pass over a sharded model is one of all workers.
     """
 
     def __init__(
@@ -65,7 +72,9 @@ class Learner:
         minibatch_order: Literal["own_first", "mixed"],
         seed: int,
         dump_directory: Path,
+        workers: Workers | None = None,
     ) -> None:
+        self.workers = workers or Workers.alone()
         self.policy = policy
         self.agent = agent
         self.algorithm = algorithm
@@ -75,6 +84,12 @@ class Learner:
         self.minibatch_order = minibatch_order
         self.seed = seed
         self.dump_directory = dump_directory
+        # A LoRA policy finds its starting weights by switching the adapter off; a full one needs a copy.
+        self.reference = self._frozen_copy() if agent.kl_coefficient > 0 and policy.adapter is None else None
+        if self.workers.size > 1:
+            policy.shard(self.workers)
+            if self.reference is not None:
+                self.reference.shard(self.workers)
         self.parameters = list(policy.trained_parameters().values())
         self.optimizer = build_optimizer(self.parameters, agent)
         warmup = agent.schedule.warmup_steps
@@ -89,8 +104,6 @@ class Learner:
         # Of the rows with an advantage, the share that a band or clip kept still when last seen.
         self.still_share: dict[RowKind, float] = {"own": 0.0, "foreign": 0.0}
         self._seen_still: dict[RowKind, list[bool]] = {}
-        # A LoRA policy finds its starting weights by switching the adapter off; a full one needs a copy.
-        self.reference = self._frozen_copy() if agent.kl_coefficient > 0 and policy.adapter is None else None
 
     def update(self, samples: Sequence[TrainingSample], *, step: int) -> Update:
         """One training step.
@@ -98,32 +111,47 @@ class Learner:
         Raises NonFiniteError, the faulty minibatch dumped and not applied, for a NaN or infinite loss or gradient.
         """
         metrics = Metrics()
+        # What every worker knows alike must count once when their metrics are put together.
+        shared = metrics if self.workers.rank == 0 else Metrics()
         ratios: dict[RolloutKey, float] = {}
+        minibatches = self._minibatches(samples, step)
+        # Fixed before any pass, which may change what is known of a row.
+        shares = [minibatch[self.workers.rank :: self.workers.size] for minibatch in minibatches]
         if self.recomputes_old_logprobs:
-            samples = self._with_own_logprobs(samples, metrics)
-        metrics.total("rows", len(samples))
+            shares = self._with_own_logprobs(samples, shares, metrics)
+        shared.total("rows", len(samples))
         metrics.total("rows_still", 0)
         updates = 0
         with self.policy.training(), torch.random.fork_rng(devices=self._cuda_devices()):
-            torch.manual_seed(derive_seed(self.seed, "update", self.agent.name, step))
-            for minibatch in self._minibatches(samples, step):
-                rows = [sample for sample in minibatch if self._carries_gradient(sample)]
-                metrics.total("rows_zero_advantage", len(minibatch) - len(rows))
-                if not rows:
-                    metrics.total("updates_skipped", 1)
+            torch.manual_seed(derive_seed(self.seed, "update", self.agent.name, step, *self._worker_name()))
+            for minibatch, share in zip(minibatches, shares, strict=True):
+                rows = [sample for sample in share if self._carries_gradient(sample)]
+                metrics.total("rows_zero_advantage", len(share) - len(rows))
+                if not self.workers.maximum(len(rows)):
+                    shared.total("updates_skipped", 1)
                     continue
                 self._seen_still = {"own": [], "foreign": []}
-                moving = self._without_still_rows(rows, updates, len(minibatch), metrics, ratios)
-                self._backward(moving, updates, len(minibatch), metrics, ratios, step)
-                for kind, seen in self._seen_still.items():
-                    if seen:
-                        self.still_share[kind] = sum(seen) / len(seen)
-                self._optimizer_step(rows, metrics, step)
+                moving = self._without_still_rows(rows, updates, minibatch, metrics, ratios)
+                self._backward(moving, updates, minibatch, metrics, ratios, step)
+                self._remember_still_rows()
+                self._optimizer_step(rows, shared, step)
                 updates += 1
-        metrics.total("updates", updates)
-        metrics.mean("learning_rate", float(self.optimizer.param_groups[0]["lr"]))
+        shared.total("updates", updates)
+        shared.mean("learning_rate", float(self.optimizer.param_groups[0]["lr"]))
         self._advance_schedule()
         return Update(metrics=metrics, ratios=ratios)
+
+    def _worker_name(self) -> list[int]:
+        """What tells this worker's random numbers and files from those of the others; nothing for one alone."""
+        return [self.workers.rank] if self.workers.size > 1 else []
+
+    def _remember_still_rows(self) -> None:
+        kinds = list(self._seen_still)
+        counts = [count for kind in kinds for count in (sum(self._seen_still[kind]), len(self._seen_still[kind]))]
+        totals = self.workers.sums(counts)
+        for kind, still, seen in zip(kinds, totals[::2], totals[1::2], strict=True):
+            if seen:
+                self.still_share[kind] = still / seen
 
     def _advance_schedule(self) -> None:
         with warnings.catch_warnings():
@@ -141,8 +169,18 @@ class Learner:
         size = self.minibatch_rows
         return [part[first : first + size] for part in parts for first in range(0, len(part), size)]
 
-    def _micro_batches(self, rows: list[TrainingSample]) -> list[list[TrainingSample]]:
-        return micro_batches(rows, max_tokens=self.agent.micro_batch_tokens, share_prompts=self.policy.shares_prompts)
+    def _passes(
+        self, rows: Sequence[TrainingSample], among: Sequence[TrainingSample], *, at_least: int = 0
+    ) -> list[tuple[list[TrainingSample], bool]]:
+        """This worker's micro-batches, each with True, and as many stand-ins, with False, as another one has more.
+
+        A stand-in, the shortest row of `among`, is computed for the other workers' sake, or to make up `at_least` passes
+        of each, and counts for nothing.
+        """
+        parts = micro_batches(rows, max_tokens=self.agent.micro_batch_tokens, share_prompts=self.policy.shares_prompts)
+        missing = max(int(self.workers.maximum(len(parts))), at_least) - len(parts)
+        stand_ins = [min(among, key=lambda row: len(row.prompt_ids) + len(row.completion_ids))] * missing
+        return [(part, True) for part in parts] + [([row], False) for row in stand_ins]
 
     def _carries_gradient(self, sample: TrainingSample) -> bool:
         return sample.advantage != 0 or (sample.own and self.agent.kl_coefficient > 0)
@@ -151,27 +189,36 @@ class Learner:
         self,
         rows: list[TrainingSample],
         update_index: int,
-        normaliser: int,
+        minibatch: Sequence[TrainingSample],
         metrics: Metrics,
         ratios: dict[RolloutKey, float],
         step: int,
     ) -> None:
+        normaliser = len(minibatch)
+        fault: tuple[str, list[TrainingSample]] | None = None
         self.optimizer.zero_grad(set_to_none=True)
-        for micro in self._micro_batches(rows):
+        # A step with a zero gradient is a step all the same, in which the weights move by momentum.
+        for micro, counts in self._passes(rows, minibatch, at_least=1):
             batch, logprobs_BT, entropy_BT = self._forward(micro)
+            reference_BT = self._reference_logprobs(batch) if self.agent.kl_coefficient > 0 else None
+            if not counts:
+                (logprobs_BT.sum() * 0).backward()
+                continue
             output = self._loss(batch, logprobs_BT, update_index, normaliser)
             loss = output.loss
-            if self.agent.kl_coefficient > 0:
-                kl_B = torch.where(batch.own_B, k3_kl(logprobs_BT, self._reference_logprobs(batch), batch.mask_BT), 0.0)
+            if reference_BT is not None:
+                kl_B = torch.where(batch.own_B, k3_kl(logprobs_BT, reference_BT, batch.mask_BT), 0.0)
                 loss = loss + self.agent.kl_coefficient * kl_B.sum() / normaliser
                 own = int(batch.own_B.sum())
                 metrics.mean("kl", float(kl_B.detach().sum()) / max(own, 1), own)
-            if not torch.isfinite(loss):
-                raise self._non_finite(f"loss is {float(loss.detach())}", micro, step)
+            if fault is None and not torch.isfinite(loss):
+                # Told after the last pass: other workers count on this one until then.
+                fault = f"loss is {float(loss.detach())}", micro
             loss.backward()
             metrics.total("loss_sum", float(loss.detach()))
             metrics.total("tokens_trained", int(batch.mask_BT.sum()))
             self._record(micro, batch, entropy_BT, output, update_index, metrics, ratios)
+        self._stop_if_non_finite(fault, step)
 
     def _forward(self, micro: list[TrainingSample]) -> tuple[Batch, Tensor, Tensor]:
         """A micro-batch's tensors, and log-probability and entropy of its tokens."""
@@ -201,28 +248,31 @@ class Learner:
         self,
         rows: list[TrainingSample],
         update_index: int,
-        normaliser: int,
+        minibatch: Sequence[TrainingSample],
         metrics: Metrics,
         ratios: dict[RolloutKey, float],
     ) -> list[TrainingSample]:
         """Leave out rows whose gradient is exactly 0 because a band or clip stops it, found by a forward pass.
 
         The pass costs about a third of what each row left out saves, so it is made where most rows of a kind, own or
-        foreign, were still when last seen. One row always stays: a step with a zero gradient is a step all the same,
-        in which the weights move by momentum.
+        foreign, were still when last seen.
         """
-        asked = [row for row in rows if self.still_share[_kind(row)] > PROBE_SHARE]
-        if not asked or (self.agent.lora is not None and self.agent.lora.dropout > 0):
+        normaliser = len(minibatch)
+        asks = any(share > PROBE_SHARE for share in self.still_share.values())
+        if not asks or (self.agent.lora is not None and self.agent.lora.dropout > 0):
             return rows
+        asked = [row for row in rows if self.still_share[_kind(row)] > PROBE_SHARE]
         still: list[TrainingSample] = []
-        for micro in self._micro_batches(asked):
+        for micro, counts in self._passes(asked, minibatch):
             batch, logprobs_BT, entropy_BT = self._forward(micro)
+            if not counts:
+                continue
             weights = self._loss(batch, logprobs_BT, update_index, normaliser).metrics["weight"].tolist()
             places = [
                 place
                 for place, (row, weight) in enumerate(zip(micro, weights, strict=True))
                 if weight == 0 and not (row.own and self.agent.kl_coefficient > 0)
-            ][: len(rows) - 1 - len(still)]
+            ]
             if places:
                 found = [micro[place] for place in places]
                 batch = batch.select(places)
@@ -249,9 +299,9 @@ class Learner:
         _record_rows(rows, batch, entropy_BT, output, update_index, metrics, ratios)
 
     def _optimizer_step(self, rows: list[TrainingSample], metrics: Metrics, step: int) -> None:
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.agent.max_grad_norm))
-        if not math.isfinite(norm):
-            raise self._non_finite(f"gradient norm is {norm}", rows, step)
+        norm = float(whole(torch.nn.utils.clip_grad_norm_(self.parameters, self.agent.max_grad_norm)))
+        # Which rows are to blame is known of a loss alone: here each worker writes down its own ones.
+        self._stop_if_non_finite(None if math.isfinite(norm) else (f"gradient norm is {norm}", rows), step)
         metrics.mean("grad_norm", norm)
         metrics.maximum("grad_norm_max", norm)
         metrics.mean("grad_clipped", float(norm > self.agent.max_grad_norm))
@@ -260,20 +310,21 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
 
     @torch.no_grad()
-    def _with_own_logprobs(self, samples: Sequence[TrainingSample], metrics: Metrics) -> list[TrainingSample]:
+    def _with_own_logprobs(
+        self, samples: Sequence[TrainingSample], shares: list[list[TrainingSample]], metrics: Metrics
+    ) -> list[list[TrainingSample]]:
         """Replace own rows' old log-probabilities by the learner's, so that rounding does not look like a ratio.
 
         With `sampler_correction` a row is also weighed by how likely the learner finds it against its sampler. Every
         objective is proportional to the advantage, for weights above 0 also through `min()`, so the advantage takes it.
         """
-        result = {id(sample): sample for sample in samples}
-        own = [sample for sample in samples if sample.own and self._carries_gradient(sample)]
+        result = {id(sample): sample for share in shares for sample in share}
+        own = [sample for sample in samples if id(sample) in result and sample.own and self._carries_gradient(sample)]
         with self.policy.active():
-            for micro in self._micro_batches(own):
-                batch = collate(micro, pad_token_id=self.pad_token_id, device=self.policy.device)
-                logprobs_BT, _ = self.policy.token_logprobs(
-                    batch.input_ids_BT, batch.attention_mask_BT, batch.mask_BT, temperature=self.temperature
-                )
+            for micro, counts in self._passes(own, samples):
+                batch, logprobs_BT, _ = self._forward(micro)
+                if not counts:
+                    continue
                 weight_B = torch.ones(len(micro))
                 if (cap := self.agent.sampler_correction) is not None:
                     weight_B = truncated_importance(logprobs_BT, batch.author_logprobs_BT, batch.mask_BT, cap=cap)
@@ -289,7 +340,7 @@ class Learner:
                         author_mean_logprob=sum(logprobs) / len(logprobs),
                         advantage=sample.advantage * weight,
                     )
-        return list(result.values())
+        return [[result[id(sample)] for sample in share] for share in shares]
 
     @torch.no_grad()
     def _reference_logprobs(self, batch: Batch) -> Tensor:
@@ -312,15 +363,23 @@ class Learner:
     def _cuda_devices(self) -> list[torch.device]:
         return [self.policy.device] if self.policy.device.type == "cuda" else []
 
-    def _non_finite(self, what: str, rows: Sequence[TrainingSample], step: int) -> NonFiniteError:
-        self.dump_directory.mkdir(parents=True, exist_ok=True)
-        path = self.dump_directory / f"step-{step:06d}-{self.agent.name}.json"
-        path.write_text(json.dumps([dataclasses.asdict(row) for row in rows]))
-        return NonFiniteError(
-            f"agent {self.agent.name}, step {step}: {what}; the {len(rows)} rows of this batch are in {path}. The last "
-            f"checkpoint is from before this step: look at the rows' log-probabilities and lengths, lower "
-            f"learning_rate, or use dtype: float32"
-        )
+    def _stop_if_non_finite(self, fault: tuple[str, Sequence[TrainingSample]] | None, step: int) -> None:
+        """Raise NonFiniteError in all workers if one of them has a fault: what it is, and the rows, which are dumped."""
+        if not self.workers.maximum(fault is not None):
+            return
+        told = None
+        if fault is not None:
+            what, rows = fault
+            self.dump_directory.mkdir(parents=True, exist_ok=True)
+            name = "-worker-".join([f"step-{step:06d}-{self.agent.name}", *map(str, self._worker_name())])
+            path = self.dump_directory / f"{name}.json"
+            path.write_text(json.dumps([dataclasses.asdict(row) for row in rows]))
+            told = (
+                f"agent {self.agent.name}, step {step}: {what}; the {len(rows)} rows of this batch are in {path}. The "
+                f"last checkpoint is from before this step: look at the rows' log-probabilities and lengths, lower "
+                f"learning_rate, or use dtype: float32"
+            )
+        raise NonFiniteError(next(message for message in self.workers.exchange(told) if message is not None))
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from hacrl.config import AgentConfig
 from hacrl.errors import ModelError
 from hacrl.seeds import derive_seed
+from hacrl.workers import Workers, part_of
 
 # Elements of the largest logits tensor that exists at any time (float32: 64 MiB).
 LOGIT_CHUNK_ELEMENTS = 2**24
@@ -26,7 +27,8 @@ class Policy:
     """A causal language model, or one LoRA adapter on a base model that several policies may share.
 
     Trained weights are float32 whatever the compute type, so that small updates are not rounded away; frozen
-    weights are held in the compute type. `active()` must surround every forward pass.
+    weights are held in the compute type. `active()` must surround every forward pass. After `shard`, each of several
+    workers holds a part of every weight, and they compute log-probabilities at the same time or not at all.
     """
 
     def __init__(
@@ -52,10 +54,78 @@ class Policy:
         self.cache_argument = "cache" if "cache" in parameters else "past_key_values"
         # How often anything has been computed: what grows while the agent is at work.
         self.passes = 0
+        self._sharded: _Computation | None = None
+        self._is_whole = False
         self.shares_prompts = False
         self.chunked_head = self._head_matches_model()
         # Gradient checkpointing and a cache exclude each other.
         self.shares_prompts = not gradient_checkpointing and self._shared_prompts_match()
+
+    def shard(self, workers: Workers) -> None:
+        """Keep this worker's part of every weight alone; layers are made whole one by one, while they compute.
+
+        Gradients are summed over the workers, each of which must make as many passes, in the same order.
+        """
+        from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+        # Autocast would keep its own copy of each weight until the backward pass, and with all of them the whole model.
+        # So layers are put together in the compute type. What enters them stays as it is: the sum that runs through the
+        # layers is float32, as it is in one process. So are the weights around the layers, which autocast converts.
+        precision = MixedPrecisionPolicy(
+            param_dtype=None if self.compute_dtype is torch.float32 else self.compute_dtype,
+            reduce_dtype=torch.float32,
+            cast_forward_inputs=False,
+        )
+        around = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
+        for layer in self._layers():
+            fully_shard(layer, mesh=workers.mesh, mp_policy=precision, reshard_after_forward=True)
+        # `reshard_after_forward`: after a pass without gradient nothing else would notice that weights have moved on.
+        self._sharded = fully_shard(
+            _Computation(self.model), mesh=workers.mesh, mp_policy=around, reshard_after_forward=True
+        )
+        for module in self._sharded.modules():
+            if isinstance(module, FSDPModule):
+                # Every row is already divided by the rows of the whole minibatch. gloo knows no scaled sum.
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)
+                # Rows of one worker may miss an expert that those of another one use.
+                module.set_reduce_scatter_unused_params(True)
+        # The gradient of answers reaches their prompt through the cache, past the layers' outputs, where FSDP waits for
+        # it to put weights together again.
+        self.shares_prompts = False
+
+    def _layers(self) -> list[nn.Module]:
+        """The blocks that transformers keeps in one piece when it distributes a model."""
+        kinds = set(getattr(self.causal_lm, "_no_split_modules", None) or ())
+        return [module for module in self.causal_lm.modules() if type(module).__name__ in kinds]
+
+    @contextlib.contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Within, every worker holds all weights, so that it can compute without the others; nothing may be trained.
+
+        Workers enter and leave at the same time. Nothing happens where the policy is not sharded.
+        """
+        if self._sharded is None or self._is_whole:
+            yield
+            return
+        from torch.distributed.fsdp import FSDPModule
+
+        parts = [module for module in self._sharded.modules() if isinstance(module, FSDPModule)]
+        for module in parts:
+            module.unshard()
+            module.set_reshard_after_forward(False, recurse=False)
+        self._is_whole = True
+        try:
+            yield
+        finally:
+            self._is_whole = False
+            for module in parts:
+                module.set_reshard_after_forward(True, recurse=False)
+                module.reshard()
+
+    def _compute(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Every use of the weights, through the module whose hooks put them together where they are shared out."""
+        return function(*arguments) if self._sharded is None else self._sharded(function, *arguments)
 
     @property
     def config(self) -> Any:
@@ -103,8 +173,10 @@ class Policy:
             yield
 
     def trained_parameters(self) -> dict[str, nn.Parameter]:
-        if not self.trains:
-            return {}
+        return self.own_parameters() if self.trains else {}
+
+    def own_parameters(self) -> dict[str, nn.Parameter]:
+        """What training changes, or would change where this copy of the agent is not trained."""
         if self.adapter is None:
             return dict(self.model.named_parameters())
         return {name: parameter for name, parameter in self.model.named_parameters() if _belongs_to(name, self.adapter)}
@@ -112,6 +184,9 @@ class Policy:
     def decode_step(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, cache: Any) -> Tensor:
         """Logits (B x V, float32) after the last position; `cache` is extended in place."""
         self.passes += 1
+        return self._compute(self._decode_step, input_ids, attention_mask, position_ids, cache)
+
+    def _decode_step(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, cache: Any) -> Tensor:
         output = self.causal_lm(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -134,10 +209,15 @@ class Policy:
         short, are computed once.
         """
         self.passes += 1
+        return self._compute(self._token_logprobs, input_ids_BT, attention_mask_BT, mask_BT, temperature)
+
+    def _token_logprobs(
+        self, input_ids_BT: Tensor, attention_mask_BT: Tensor, mask_BT: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
         different_D, same_as_B = _different_rows(input_ids_BT, attention_mask_BT, mask_BT)
         if len(different_D) < len(same_as_B):
-            logprobs_DT, entropy_DT = self.token_logprobs(
-                input_ids_BT[different_D], attention_mask_BT[different_D], mask_BT[different_D], temperature=temperature
+            logprobs_DT, entropy_DT = self._token_logprobs(
+                input_ids_BT[different_D], attention_mask_BT[different_D], mask_BT[different_D], temperature
             )
             return logprobs_DT[same_as_B], entropy_DT[same_as_B]
         targets_N = input_ids_BT[mask_BT]
@@ -243,6 +323,17 @@ class Policy:
             finally:
                 self.shares_prompts = False
         return torch.allclose(shared, expected, rtol=tolerance, atol=tolerance)
+
+
+class _Computation(nn.Module):
+    """Encloses a model: computes what it is given, so that hooks run around uses of weights outside `model.forward`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(*arguments)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -482,16 +573,21 @@ def trained_weights(policy: Policy) -> Mapping[str, Tensor]:
 
 def load_trained_weights(policy: Policy, weights: Mapping[str, Tensor]) -> None:
     """Copy weights saved by `trained_weights` into the policy, every name exactly once."""
-    parameters = policy.trained_parameters()
-    if parameters.keys() != weights.keys():
-        odd = sorted(parameters.keys() ^ weights.keys())[:4]
+    check_weights_fit(policy, {name: tuple(weight.shape) for name, weight in weights.items()})
+    with torch.no_grad():
+        for name, parameter in policy.own_parameters().items():
+            parameter.copy_(part_of(weights[name], like=parameter))
+
+
+def check_weights_fit(policy: Policy, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise ModelError unless weights of these names and shapes are the policy's own ones."""
+    parameters = policy.own_parameters()
+    if parameters.keys() != shapes.keys():
+        odd = sorted(parameters.keys() ^ shapes.keys())[:4]
         raise ModelError(f"saved weights do not fit the model: {odd} stand on one side only")
     for name, parameter in parameters.items():
-        if parameter.shape != weights[name].shape:
+        if parameter.shape != shapes[name]:
             raise ModelError(
-                f"saved weights do not fit the model: {name} has shape {tuple(weights[name].shape)}, the model's has "
+                f"saved weights do not fit the model: {name} has shape {shapes[name]}, the model's has "
                 f"{tuple(parameter.shape)}"
             )
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(weights[name])

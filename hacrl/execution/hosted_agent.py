@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 # Answers are passed on as they are done, but not more often than this: each time costs about a millisecond.
 PART_SECONDS = 0.05
+# How long a worker waits for its agent's others in one exchange. Whoever watches the processes has shorter limits.
+WORKERS_SECONDS = 3600.0
 
 Kind = Literal["worker", "sampler"]
 """A worker trains, and samples where the agent has no samplers; a sampler only samples."""
@@ -95,12 +97,22 @@ class HostedAgent:
 
             from hacrl.agent import Agent
             from hacrl.encode import Encoder
-            from hacrl.policy import load_policies
+            from hacrl.policy import load_policies, resolve_device
+            from hacrl.workers import Workers
 
             transformers.utils.logging.disable_progress_bar()  # the log is for what matters when a process dies
             torch.set_num_threads(self.threads)
             keep_freed_memory()
             config = run.agent(self.name)
+            workers = None
+            if rendezvous is not None:
+                workers = Workers.join(
+                    rank=self.rank,
+                    size=self.size,
+                    rendezvous=rendezvous,
+                    device=resolve_device(config),
+                    timeout_s=WORKERS_SECONDS,
+                )
             encoder = Encoder.from_config(config)
             policy = load_policies([config], seed=run.seed)[self.name]
             self.agent = Agent(
@@ -111,6 +123,7 @@ class HostedAgent:
                 algorithm,
                 dump_directory=dump_directory,
                 log_directory=log_directory,
+                workers=workers,
                 learns=self.kind == "worker",
                 share=(self.rank, self.size),
             )
