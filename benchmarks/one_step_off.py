@@ -55,11 +55,15 @@ def main() -> None:
     turns = []
     with tempfile.TemporaryDirectory() as folder:
         for turn in range(options.turns):
-            turns.append({side: step_seconds(side, Path(folder) / f"{side}-{turn}", options.overrides) for side in SIDES})
+            turns.append(
+                {side: step_seconds(side, Path(folder) / f"{side}-{turn}", options.overrides) for side in SIDES}
+            )
             print(json.dumps(turns[-1]), flush=True)
     found: dict[str, Any] = {"overrides": options.overrides, "turns": turns}
     for side in ("local", "ray"):
-        found[f"{side}_over_ahead"] = statistics.median(turn[side]["seconds"] / turn["ahead"]["seconds"] for turn in turns)
+        found[f"{side}_over_ahead"] = statistics.median(
+            turn[side]["seconds"] / turn["ahead"]["seconds"] for turn in turns
+        )
         print(f"{side} / ahead: {found[f'{side}_over_ahead']:.2f}")
     if options.results:
         write_json(options.results, found)

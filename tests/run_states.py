@@ -57,3 +57,15 @@ def assert_identical(left: Any, right: Any, place: str = "") -> None:
         assert torch.equal(left, right), place
     else:
         assert left == right, place
+
+
+def evaluations(run: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run / "evaluations.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name not in ("run_id", "time")} for line in lines]
+
+
+def assert_same_run(left: Path, right: Path) -> None:
+    assert metric_lines(left) == metric_lines(right)
+    assert rollout_lines(left) == rollout_lines(right)
+    assert evaluations(left) == evaluations(right)
+    assert_identical(final_state(left), final_state(right))

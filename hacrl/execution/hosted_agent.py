@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import math
 import os
 import socket
 import sys
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 PART_SECONDS = 0.05
 # How long a worker waits for its agent's others in one exchange. Whoever watches the processes has shorter limits.
 WORKERS_SECONDS = 3600.0
+
+STACK_FRAMES = 12
 
 Kind = Literal["worker", "sampler"]
 """A worker trains, and samples where the agent has no samplers; a sampler only samples."""
@@ -191,15 +194,16 @@ class HostedAgent:
             except psutil.Error:
                 continue
         passes = self.agent.policy.passes if self.agent is not None else 0
-        # What asking costs is no work.
-        return passes, round(sum(item.user + item.system for item in times) / 5)
+        # Whole seconds: what asking costs is no work.
+        return passes, math.floor(sum(item.user + item.system for item in times))
 
     def stack(self) -> str:
-        """What the thread that answers calls is doing now."""
+        """Where the threads of this process are now, the one that answers calls among them."""
         own = sys._getframe()
         frames = [frame for frame in sys._current_frames().values() if frame is not own]
-        inside = [text for text in map(_stack_text, frames) if "hosted_agent" in text]
-        return inside[0] if inside else "no call is being answered"
+        stacks = ["".join(traceback.format_stack(frame)[-STACK_FRAMES:]) for frame in frames]
+        own_work = [stack for stack in stacks if f"{os.sep}hacrl{os.sep}" in stack]
+        return "\n".join(own_work or stacks)
 
     def close(self) -> None:
         """End what the agent has started. The process itself is ended by whoever started it."""
@@ -238,7 +242,3 @@ class _Warnings:
 
     def texts(self) -> tuple[str, ...]:
         return tuple(str(item.message) for item in self._caught or ())
-
-
-def _stack_text(frame: Any) -> str:
-    return "".join(traceback.format_stack(frame, limit=-12))

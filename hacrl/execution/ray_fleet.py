@@ -387,6 +387,7 @@ class RayFleet:
                     if not request.done:
                         request.abandoned = True
                         self._count(request.agent, f"{request.phase}_late")
+                return
 
     def _pump(self) -> None:
         """Take whatever has come, of any call; waits a little where nothing has."""

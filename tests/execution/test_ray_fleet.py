@@ -1,8 +1,7 @@
-"""The same runs on Ray: equal results, faults that are told, and nothing left behind. One small cluster for all."""
+"""The same runs on Ray: equal results, faults that are told, and nothing left behind."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import os
@@ -11,22 +10,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import psutil
 import pytest
-import torch
 import yaml
-from run_states import assert_identical, final_state, metric_lines, rollout_lines
+from run_processes import agents_of, gone, processes_where
+from run_states import assert_same_run, final_state, metric_lines
+from scripted_agents import ScriptedAgent, no_credit, scripted_fleet
 from tiny_runs import run_config, three_agents
 
-from hacrl.algorithms.algorithm import Credit
-from hacrl.config import RayConfig, RunConfig, load_config
+from hacrl.config import load_config
 from hacrl.errors import AgentError, AgentLostError, ClusterError, ConfigError, ModelError, RunDirectoryError
-from hacrl.execution.hosted_agent import Answer, HostedAgent
 from hacrl.execution.placement import Demand
 from hacrl.execution.ray_fleet import RayFleet, as_seen_by
 from hacrl.preflight import prepare
@@ -34,29 +32,6 @@ from hacrl.trainer import build_algorithm, build_fleet, train, training_steps
 from hacrl.types import Task
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: hacrl[ray]")
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    """Ray with two cores in this process; runs use it and leave it as it is."""
-    import ray
-
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    yield ray
-    ray.shutdown()
-
-
-def evaluations(run: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (run / "evaluations.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name not in ("run_id", "time")} for line in lines]
-
-
-def assert_same_run(left: Path, right: Path) -> None:
-    assert metric_lines(left) == metric_lines(right)
-    assert rollout_lines(left) == rollout_lines(right)
-    assert evaluations(left) == evaluations(right)
-    assert_identical(final_state(left), final_state(right))
 
 
 @pytest.mark.parametrize("make", [pytest.param(run_config, marks=pytest.mark.slow), three_agents])
@@ -143,56 +118,6 @@ def test_an_error_of_hacrl_keeps_its_type_and_text(cluster: Any, tiny_models: di
 # ---------------------------------------------------------------- calls, by agents that only follow a script
 
 
-class ScriptedAgent(HostedAgent):
-    """Answers without a model. At `sample` it waits until every agent has been asked; `update` is good or bad."""
-
-    def start(self, run: RunConfig, *_: Any) -> Answer:
-        self.names = [agent.name for agent in run.agents]
-        return self._answered(f"fingerprint of {self.name}", time.time(), ())
-
-    def sample(self, tasks: Sequence[Task], step: int) -> Iterator[Any]:
-        begin = time.time()
-        Path(f"{self.name}-asked").touch()
-        while not all(Path(f"{name}-asked").exists() for name in self.names):
-            assert time.time() - begin < 30, "the other agent is not asked before this one has answered"
-            time.sleep(0.01)
-        assert all(not task.columns for task in tasks)
-        for task in tasks:
-            yield [f"{self.name} on {task.id}"]
-        yield self._answered(None, begin, ("take care",))
-
-    def update(self, groups: Any, advantages: Any, ratio: Any, fingerprints: Any, step: int) -> Answer:
-        if self.name == "llama":
-            raise ZeroDivisionError("a bug")
-        time.sleep(60)
-        raise AssertionError
-
-
-def scripted_fleet(
-    tiny_models: dict[str, Path], folder: Path, monkeypatch: pytest.MonkeyPatch, agent: type, **settings: Any
-) -> RayFleet:
-    monkeypatch.setattr("hacrl.execution.ray_fleet.HostedAgent", agent)
-    monkeypatch.chdir(folder)
-    config = load_config(run_config(tiny_models, folder / "run", execution={"name": "ray", **settings}))
-    assert isinstance(config.execution, RayConfig)
-    return RayFleet(
-        config,
-        config.execution,
-        build_algorithm(config),
-        dump_directory=folder,
-        log_directory=folder / "processes",
-        lets_go=config.execution.on_agent_failure == "continue_without",
-    )
-
-
-@pytest.fixture
-def by_value(cluster: Any) -> Iterator[None]:
-    """The agents' processes cannot import this file."""
-    cluster.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    yield
-    cluster.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-
-
 @pytest.fixture
 def scripted(
     by_value: None, tiny_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -200,15 +125,6 @@ def scripted(
     fleet = scripted_fleet(tiny_models, tmp_path, monkeypatch, ScriptedAgent)
     yield fleet
     fleet.close()
-
-
-def no_credit() -> Credit:
-    return Credit(
-        advantages_LPAG=torch.zeros(2, 1, 2, 1),
-        ratio_LA=torch.ones(2, 2),
-        baselines_LP=torch.zeros(2, 1),
-        fell_back_LP=torch.zeros(2, 1, dtype=torch.bool),
-    )
 
 
 def test_all_agents_are_at_work_at_the_same_time(scripted: RayFleet) -> None:
@@ -273,19 +189,6 @@ def test_missing_ray_is_told_before_anything_starts(
 
 
 # ---------------------------------------------------------------- faults
-
-
-def agents_of(process: psutil.Process, run: Path) -> dict[str, int]:
-    """The process of each agent, found by the log that it writes to."""
-    found = {}
-    for child in process.children(recursive=True):
-        try:
-            log = Path(os.readlink(f"/proc/{child.pid}/fd/1"))
-        except OSError:
-            continue
-        if log.parent == run / "processes":
-            found[log.stem] = child.pid
-    return found
 
 
 def test_an_agent_that_dies_ends_the_run_at_once_and_by_name(
@@ -392,24 +295,6 @@ def test_any_other_error_of_an_agent_comes_with_its_traceback(
     assert "agent qwen" in str(caught.value)
     assert 'hosted_agent.py", line' in str(caught.value)
     assert "learner.load_state_dict" in str(caught.value)
-
-
-def processes_where(holds: Callable[[psutil.Process], bool]) -> list[int]:
-    """Living processes; one that ends while it is looked at does not count."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if process.status() != psutil.STATUS_ZOMBIE and holds(process):
-                found.append(process.pid)
-    return found
-
-
-def gone(find: Callable[[], list[int]], *, within_s: float = 20) -> bool:
-    """Whether nothing is found any more, soon."""
-    end = time.monotonic() + within_s
-    while find() and time.monotonic() < end:
-        time.sleep(0.1)
-    return not find()
 
 
 def engines_of(run: Path) -> list[int]:
