@@ -6,7 +6,7 @@ Built-ins: `math`, `reasoning_gym`, `exact`, `multiple_choice`, each in the modu
 from hacrl.rewards.gold import GoldScore, gold_scores
 from hacrl.rewards.reward import BUILT_INS, Reward, RewardSpec
 from hacrl.rewards.reward_set import RewardSet, load_rewards
-from hacrl.rewards.verdict import check_any_scored, verdict_metrics
+from hacrl.rewards.verdict import check_any_returned, check_any_scored, verdict_metrics
 from hacrl.rewards.verifier import Verifier
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "RewardSet",
     "RewardSpec",
     "Verifier",
+    "check_any_returned",
     "check_any_scored",
     "gold_scores",
     "load_rewards",
