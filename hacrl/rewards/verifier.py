@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
@@ -242,12 +242,17 @@ class Verifier:
                 # Broken while it was idle: one of its workers was killed from outside.
                 self._start_another()
             pool, ready = self._pool, self._ready
+        begun = time.monotonic()
+        while not ready.done() and pool.active and time.monotonic() - begun < START_LIMIT_S:
+            wait([ready], timeout=LOOK_EVERY_S)
         try:
-            error = ready.result(timeout=START_LIMIT_S)
+            error = ready.result(timeout=0)
         except (BrokenProcessPool, ProcessExpired):
             error = "the worker process died while it loaded them"
         except TimeoutError:
             error = f"they were not loaded within {START_LIMIT_S:g} s"
+        if error is not None and self._closed:
+            raise RuntimeError("this Verifier has been closed")
         if error is not None:
             names = ", ".join(repr(reward.name) for reward in self.rewards.rewards)
             raise RewardError(

@@ -186,6 +186,7 @@ def test_crashes_and_hangs_of_one_thread_do_no_harm_to_another():
 def test_calls_of_a_pool_that_another_thread_replaced_are_made_again():
     found: list[float | None] = []
     with Verifier(load_rewards([f"{SAMPLES}:obedient"]), workers=1, time_limit_s=LIMIT) as verifier:
+        judge(verifier, "right")
         tasks = [task(str(index)) for index in range(6)]
         thread = threading.Thread(
             target=lambda: found.extend(rewards_of(judge(verifier, *["slow 0.3"] * 6, tasks=tasks))), daemon=True
@@ -237,7 +238,8 @@ def test_a_call_that_is_made_alone_has_no_other_beside_it():
     assert beside_alone == 0
 
 
-def test_close_ends_what_other_threads_wait_for():
+@pytest.mark.parametrize("loaded", [False, True])
+def test_close_ends_what_other_threads_wait_for(loaded):
     ended: list[BaseException] = []
 
     def work() -> None:
@@ -248,8 +250,10 @@ def test_close_ends_what_other_threads_wait_for():
 
     verifier = Verifier(load_rewards([f"{SAMPLES}:obedient"]), workers=1, time_limit_s=LIMIT)
     thread = threading.Thread(target=work, daemon=True)
+    if loaded:
+        judge(verifier, "right")
     thread.start()
-    time.sleep(0.7)
+    time.sleep(0.3 if loaded else 0.0)
     verifier.close()
     thread.join(timeout=25)
     assert [str(error) for error in ended] == ["this Verifier has been closed"]
