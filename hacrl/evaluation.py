@@ -10,7 +10,7 @@ from typing import Any
 
 from hacrl.config import EvaluationConfig
 from hacrl.execution.fleet import Fleet
-from hacrl.rewards import Verifier
+from hacrl.rewards import Verifier, check_any_returned
 from hacrl.types import Completion, Rollout, Task
 
 
@@ -29,6 +29,7 @@ def evaluate_fleet(
         completions = fleet.sample_evaluation(tasks, settings)
         by_id = {task.id: task for task in tasks}
         verdicts = verifier.verify([by_id[item.task_id] for item in completions], [item.text for item in completions])
+        check_any_returned(verdicts)
         rollouts = [
             Rollout(completion=completion, verdict=verdict)
             for completion, verdict in zip(completions, verdicts, strict=True)

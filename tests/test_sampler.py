@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from hacrl.config import AgentConfig
+from hacrl.config import AgentConfig, LoraConfig
 from hacrl.policy import Policy, load_policies
 from hacrl.sampling.sampler import SampledTokens
 from hacrl.sampling.transformers import TransformersSampler, _draw
@@ -242,3 +243,159 @@ def test_an_ended_row_never_leaves_the_positions_that_a_model_knows(tmp_path: Pa
     for seed in range(6):
         groups = sample(policy, answers=8, batch_rows=16, stop=(7, 8), new=40, seed=seed)
         assert max(len(answer.token_ids) for group in groups for answer in group) == 40
+
+
+# ---------------------------------------------------------------- random numbers
+
+
+@pytest.mark.parametrize("batch_rows", [1, 3, 8, 17])
+def test_answers_do_not_depend_on_what_is_computed_together(policy: Policy, batch_rows: int) -> None:
+    assert ids_of(sample(policy, answers=5, batch_rows=batch_rows, stop=stop_ids(policy))) == ids_of(
+        sample(policy, answers=5, batch_rows=64, stop=stop_ids(policy))
+    )
+
+
+def test_answers_do_not_depend_on_how_prompts_are_split(policy: Policy) -> None:
+    """Over two calls, as two processes would make them; and fewer or shorter answers are the same ones, cut."""
+    sampler = TransformersSampler(policy, stop_token_ids=stop_ids(policy), pad_token_id=0, batch_rows=8)
+    prompts = [*PROMPTS, PROMPTS[0]]
+
+    def part(places: list[int], answers: int = 5, new: int = 10) -> dict[int, list[tuple[int, ...]]]:
+        found = sampler.sample(
+            [prompts[place] for place in places],
+            places=places,
+            answers=answers,
+            temperature=0.8,
+            top_p=1.0,
+            max_new_tokens=new,
+            seed=1,
+        )
+        return {places[index]: [answer.token_ids for answer in group] for index, group in found}
+
+    whole = part([0, 1, 2, 3, 4])
+    assert sorted(whole) == [0, 1, 2, 3, 4]
+    assert part([4, 2]) | part([1, 0, 3]) == whole
+    assert part([1], answers=2, new=4) == {1: [ids[:4] for ids in whole[1][:2]]}
+    assert whole[0] != whole[4]  # one prompt at two places
+    assert all(len({ids[0] for ids in group}) > 1 for group in whole.values())
+
+
+def test_random_numbers_of_one_answer_and_of_neighbours_are_independent(tiny_models: dict[str, Path]) -> None:
+    """All weights zero, so that every id is as likely as any other, and an id is the random number itself, rounded."""
+    policy = load_policies([AgentConfig(name="a", model=str(tiny_models["llama"]))], seed=0)["a"]
+    with torch.no_grad():
+        for weight in policy.model.parameters():
+            weight.zero_()
+    sampler = TransformersSampler(policy, stop_token_ids=(), pad_token_id=0, batch_rows=2000)
+    groups = in_order(sampler, [(5, 6), (7, 8)], answers=1000, temperature=1.0, top_p=1.0, max_new_tokens=3, seed=0)
+    ids_PGT = torch.tensor(ids_of(groups)).double() / policy.vocabulary
+    assert ids_PGT.mean((0, 1)).tolist() == pytest.approx([0.5] * 3, abs=0.03)
+    pairs = [
+        (ids_PGT[:, :, :-1], ids_PGT[:, :, 1:]),
+        (ids_PGT[:, :-1], ids_PGT[:, 1:]),
+        (ids_PGT[0], ids_PGT[1]),
+    ]
+    for one, other in pairs:
+        correlation = torch.corrcoef(torch.stack([one.flatten(), other.flatten()]))[0, 1]
+        assert abs(float(correlation)) < 4 / one.numel() ** 0.5
+
+
+def ids_of(groups: list[list[SampledTokens]]) -> list[list[tuple[int, ...]]]:
+    return [[answer.token_ids for answer in group] for group in groups]
+
+
+# ---------------------------------------------------------------- parts
+
+
+def parts_of(
+    policy: Policy, prompts: list[tuple[int, ...]] = PROMPTS, *, answers: int = 5, batch_rows: int = 5, new: int = 40
+) -> Iterator[tuple[int, list[SampledTokens]]]:
+    """By default a batch is as many rows as a prompt has answers."""
+    sampler = TransformersSampler(policy, stop_token_ids=stop_ids(policy), pad_token_id=0, batch_rows=batch_rows)
+    return sampler.sample(
+        prompts, places=range(len(prompts)), answers=answers, temperature=0.8, top_p=1.0, max_new_tokens=new, seed=1
+    )
+
+
+@pytest.mark.parametrize("batch_rows", [5, 60])
+def test_a_prompt_leaves_as_soon_as_it_is_finished(
+    policy: Policy, batch_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With rows in the batch and rows that wait alike."""
+    step, steps = Policy.decode_step, 0
+
+    def counted(*arguments: Any) -> torch.Tensor:
+        nonlocal steps
+        steps += 1
+        return step(*arguments)
+
+    monkeypatch.setattr(Policy, "decode_step", counted)
+    left_at = [(steps, index) for index, _ in parts_of(policy, PROMPTS * 3, batch_rows=batch_rows)]
+    assert sorted(index for _, index in left_at) == list(range(12))
+    assert len({at for at, _ in left_at}) > 2
+    assert left_at[0][0] < steps
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_nothing_of_the_sampler_holds_while_it_is_suspended(
+    tiny_models: dict[str, Path], dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = AgentConfig(name="a", model=str(tiny_models["qwen"]), dtype=dtype)  # type: ignore[arg-type]
+    policy = load_policies([config], seed=0)["a"]
+    step, modes = Policy.decode_step, set()
+
+    def watched(*arguments: Any) -> torch.Tensor:
+        modes.add((torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
+        return step(*arguments)
+
+    monkeypatch.setattr(Policy, "decode_step", watched)
+    parts = parts_of(policy)
+    for _ in range(2):
+        next(parts)
+        assert torch.is_grad_enabled()
+        assert not torch.is_autocast_enabled("cpu")
+        assert policy.causal_lm(input_ids=torch.tensor([[5, 6]])).logits.requires_grad
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        next(parts)
+        assert not torch.is_grad_enabled()
+        assert torch.is_autocast_enabled("cpu")
+    assert torch.is_grad_enabled()
+    assert modes == {(False, dtype == "bfloat16")}
+
+
+def test_a_sampler_that_was_left_half_way_samples_again(policy: Policy) -> None:
+    sampler = TransformersSampler(policy, stop_token_ids=stop_ids(policy), pad_token_id=0, batch_rows=5)
+
+    def parts() -> Iterator[tuple[int, list[SampledTokens]]]:
+        return sampler.sample(
+            PROMPTS, places=range(4), answers=5, temperature=0.8, top_p=1.0, max_new_tokens=40, seed=1
+        )
+
+    whole = list(parts())
+    left = parts()
+    assert next(left) == whole[0]
+    left.close()  # type: ignore[attr-defined]
+    assert list(left) == []
+    assert list(parts()) == whole
+
+
+def test_two_adapters_of_one_base_may_sample_by_turns(tiny_models: dict[str, Path]) -> None:
+    agents = [
+        AgentConfig(name=name, model=str(tiny_models["qwen"]), lora=LoraConfig(rank=4), dtype="float32")
+        for name in ("one", "two")
+    ]
+    policies = load_policies(agents, seed=0)
+    assert policies["one"].causal_lm is policies["two"].causal_lm
+    with torch.no_grad():
+        for seed, policy in enumerate(policies.values()):
+            generator = torch.Generator().manual_seed(seed)
+            for weight in policy.trained_parameters().values():
+                weight.copy_(torch.randn(weight.shape, generator=generator))
+    alone = [list(parts_of(policy)) for policy in policies.values()]
+    assert alone[0] != alone[1]
+    assert list(zip(*(parts_of(policy) for policy in policies.values()), strict=True)) == list(zip(*alone, strict=True))
+
+
+def test_no_prompts_and_no_answers(policy: Policy) -> None:
+    assert list(parts_of(policy, [])) == []
+    assert list(parts_of(policy, answers=0)) == [(0, []), (1, []), (2, []), (3, [])]

@@ -98,6 +98,14 @@ def test_answers_come_in_the_order_of_the_prompts_and_are_a_function_of_the_seed
     assert len({answer.token_ids for group in groups for answer in group}) == 6
 
 
+def test_answers_belong_to_the_place_of_the_prompt_in_the_whole(sampler: VllmSampler) -> None:
+    whole = ask(sampler)
+    arguments = {"answers": 2, "temperature": 1.0, "top_p": 1.0, "max_new_tokens": 5, "seed": 1}
+    part = dict(sampler.sample([PROMPTS[2], PROMPTS[0]], places=[2, 0], **arguments))  # type: ignore[arg-type]
+    assert part == {0: whole[2], 1: whole[0]}
+    assert list(sampler.sample([], places=[], **arguments)) == []  # type: ignore[arg-type]
+
+
 def test_the_engine_gets_ids_limits_and_no_hidden_defaults(sampler: VllmSampler) -> None:
     ask(sampler)
     settings = json.loads(log(sampler)[0].partition("] ")[2])

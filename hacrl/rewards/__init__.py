@@ -7,7 +7,7 @@ from hacrl.rewards.gold import GoldScore, gold_scores
 from hacrl.rewards.reward import BUILT_INS, Reward, RewardSpec
 from hacrl.rewards.reward_set import RewardSet, load_rewards
 from hacrl.rewards.scoring import Scoring
-from hacrl.rewards.verdict import check_any_scored, verdict_metrics
+from hacrl.rewards.verdict import check_any_returned, check_any_scored, verdict_metrics
 from hacrl.rewards.verifier import Verifier
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "RewardSpec",
     "Scoring",
     "Verifier",
+    "check_any_returned",
     "check_any_scored",
     "gold_scores",
     "load_rewards",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from hacrl.rewards.verdict import check_any_returned
 from hacrl.rewards.verifier import Verifier
 from hacrl.types import Task, UnscoredCause
 
@@ -34,7 +35,7 @@ def gold_scores(verifier: Verifier, tasks: Sequence[Task], n: int) -> list[GoldS
     False are the ones to report.
 
     Raises:
-        RewardError: as `Verifier.verify`.
+        RewardError: as `Verifier.verify` and `check_any_returned`.
     """
     scored: list[GoldScore] = []
     for reward in verifier.rewards.rewards:
@@ -53,6 +54,7 @@ def gold_scores(verifier: Verifier, tasks: Sequence[Task], n: int) -> list[GoldS
         # Each text as a task of its own: one whose reference is broken must not be mixed up with the others.
         judged = [replace(task, id=f"{task.id}#{position}") for position, (task, _) in enumerate(pairs)]
         verdicts = verifier.verify(judged, [text for _, text in pairs])
+        check_any_returned(verdicts)
         scored += [
             _gold_score(task.id, reward.name, text, v.scores[reward.name], v.unscored.get(reward.name), v.detail)
             for (task, text), v in zip(pairs, verdicts, strict=True)

@@ -46,11 +46,26 @@ def build_verdict(rewards: Sequence[Reward], outcomes: Sequence[Outcome]) -> Ver
     )
 
 
+def check_any_returned(verdicts: Sequence[Verdict]) -> None:
+    """Raise RewardError if a function raised an exception for every single text: then the fault lies in the function.
+
+    `verdicts` are all that belong together, those of a step or of an evaluation, however many calls they come from.
+    """
+    for name in verdicts[-1].unscored if verdicts else ():
+        if all(verdict.unscored.get(name) == "exception" for verdict in verdicts):
+            raise RewardError(
+                f"reward {name!r} raised an exception for every one of {len(verdicts)} texts, so the fault lies in the "
+                f"function; the last one:\n{verdicts[-1].detail}"
+            )
+
+
 def check_any_scored(verdicts: Sequence[Verdict]) -> None:
     """Raise RewardError if every single verdict of a step lacks a reward and none of them on purpose (None).
 
-    Nothing could be learned from such a step, and a run of them would end as if all were well.
+    Nothing could be learned from such a step, and a run of them would end as if all were well. `check_any_returned` is
+    asked first.
     """
+    check_any_returned(verdicts)
     causes = Counter(cause for verdict in verdicts for cause in verdict.unscored.values())
     if not verdicts or "none" in causes or any(verdict.reward is not None for verdict in verdicts):
         return

@@ -6,9 +6,11 @@ import os
 import pickle
 import queue
 import threading
-from collections.abc import Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
 
@@ -26,6 +28,8 @@ from hacrl.types import Task, Verdict
 START_LIMIT_S = 300.0
 # No call may take longer than its limit; if none ends for this much more, the pool has lost track of its workers.
 STALL_MARGIN_S = 30.0
+# How often a thread looks whether the pool that it waits for has broken: calls in its queue are then never heard of.
+LOOK_EVERY_S = 0.5
 
 
 class Verifier:
@@ -35,6 +39,9 @@ class Verifier:
     out, kills its worker or raises is repeated text by text, each with the full limit, and only the texts that fail
     alone stay unscored; a function that compares texts then sees one at a time. (A worker that leaves with exit code 0
     in the middle of a call is missed only when the time is up, and counts as a timeout.)
+
+    Several threads may verify at the same time and share the processes. Where the whole pool breaks, every call that
+    was in it is repeated with nothing beside it, and the other threads wait for that.
 
     Args:
         rewards: from `load_rewards`.
@@ -52,6 +59,9 @@ class Verifier:
         self.time_limit_s = time_limit_s
         self._lock = threading.Lock()
         self._closed = False
+        self._turns = threading.Condition()
+        self._sharing, self._alone = 0, False
+        self._last_end = time.monotonic()
         # Linux kills a worker when the THREAD that started it ends, so one that lives as long as the pool starts them.
         self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="verifier")
         self._pool, self._ready = self._start()
@@ -85,8 +95,8 @@ class Verifier:
         """One verdict per text, in order; `tasks[i]` is the task that `texts[i]` answers.
 
         Raises:
-            RewardError: a function returned anything but one score per text, could not be loaded in a worker, or
-                raised for every single text of this call, which makes it a fault of the function.
+            RewardError: a function returned anything but one score per text, or could not be loaded in a worker. (One
+                that raises leaves texts unscored here; see `check_any_returned` for all verdicts of a step.)
         """
         if len(tasks) != len(texts):
             raise ValueError(f"{len(tasks)} tasks but {len(texts)} texts")
@@ -107,13 +117,6 @@ class Verifier:
         for key, outcome in zip(again, self._run([self._call(r, tasks, texts, [i]) for r, i in again]), strict=True):
             self._check(key[0], outcome)
             single[key] = outcome
-        for r, reward in enumerate(self.rewards.rewards):
-            mine = [single[r, position] for position in range(len(texts))]
-            if mine and all(outcome.kind == "exception" for outcome in mine):
-                raise RewardError(
-                    f"reward {reward.name!r} raised an exception for every one of {len(mine)} texts, so the fault lies "
-                    f"in the function; the last one:\n{mine[-1].detail}"
-                )
         count = len(self.rewards.rewards)
         return [
             build_verdict(self.rewards.rewards, [single[r, position] for r in range(count)])
@@ -134,40 +137,78 @@ class Verifier:
 
     def _run(self, calls: Sequence[Call]) -> list[Outcome]:
         """Outcomes in the order of the calls."""
+        if not calls:
+            return []
         outcomes: list[Outcome] = []
-        for call, outcome in zip(calls, self._attempt(calls), strict=True):
+        with self._turn(alone=False):
+            attempted = self._attempt(calls)
+        for call, outcome in zip(calls, attempted, strict=True):
             if outcome is None:
                 # The pool broke, and any call may have done it. Alone, a call can break it for itself only.
-                outcome = self._attempt([call])[0]
+                with self._turn(alone=True):
+                    outcome = self._attempt([call])[0]
             outcomes.append(outcome or Outcome(kind="crash", detail="the worker process died"))
         return outcomes
+
+    @contextmanager
+    def _turn(self, *, alone: bool) -> Iterator[None]:
+        """Use the pool beside other threads, or alone: then none begins, and those that have begun end first."""
+        with self._turns:
+            self._turns.wait_for(lambda: not self._alone)
+            if alone:
+                self._alone = True
+            else:
+                self._sharing += 1
+        try:
+            if alone:
+                with self._turns:
+                    self._turns.wait_for(lambda: self._sharing == 0)
+            yield
+        finally:
+            with self._turns:
+                if alone:
+                    self._alone = False
+                else:
+                    self._sharing -= 1
+                self._turns.notify_all()
 
     def _attempt(self, calls: Sequence[Call]) -> list[Outcome | None]:
         """Outcomes of calls made side by side; None where the pool broke before one was known."""
         outcomes: list[Outcome | None] = [None] * len(calls)
-        if not calls:
-            return outcomes
+        messages = [self._pickled(call) for call in calls]
         pool = self._ready_pool()
         done: queue.SimpleQueue[int] = queue.SimpleQueue()
         futures: list[Future[Outcome]] = []
-        for position, call in enumerate(calls):
-            message = self._pickled(call)
+        begun = time.monotonic()
+        for position, message in enumerate(messages):
             try:
                 future = pool.schedule(worker.run, args=(message,), timeout=self.time_limit_s)
             except RuntimeError:
-                # The pool has broken, perhaps long ago: an idle worker was killed from outside.
+                # The pool has just broken.
                 break
             futures.append(future)
-            future.add_done_callback(partial(_tell, done, position))
-        for _ in futures:
+            future.add_done_callback(partial(self._tell, done, position))
+        left = len(futures)
+        while left:
+            # Asked before the queue is: what ended until now is in the queue then.
+            works = pool.active
             try:
-                position = done.get(timeout=self.time_limit_s + STALL_MARGIN_S)
+                position = done.get(timeout=LOOK_EVERY_S if works else 0)
             except queue.Empty:
+                # Calls of other threads stand in the same queue: as long as any ends, there is progress.
+                waited = time.monotonic() - max(begun, self._last_end)
+                if works and waited < self.time_limit_s + STALL_MARGIN_S:
+                    continue
                 break
             outcomes[position] = self._outcome(futures[position])
+            left -= 1
         if None in outcomes:
             self._replace(pool)
         return outcomes
+
+    def _tell(self, done: queue.SimpleQueue[int], position: int, _: Future[Outcome]) -> None:
+        self._last_end = time.monotonic()
+        done.put(position)
 
     def _pickled(self, call: Call) -> bytes:
         try:
@@ -204,13 +245,21 @@ class Verifier:
         with self._lock:
             if self._closed:
                 raise RuntimeError("this Verifier has been closed")
+            if not self._pool.active:
+                # Broken while it was idle: one of its workers was killed from outside.
+                self._start_another()
             pool, ready = self._pool, self._ready
+        begun = time.monotonic()
+        while not ready.done() and pool.active and time.monotonic() - begun < START_LIMIT_S:
+            wait([ready], timeout=LOOK_EVERY_S)
         try:
-            error = ready.result(timeout=START_LIMIT_S)
+            error = ready.result(timeout=0)
         except (BrokenProcessPool, ProcessExpired):
             error = "the worker process died while it loaded them"
         except TimeoutError:
             error = f"they were not loaded within {START_LIMIT_S:g} s"
+        if error is not None and self._closed:
+            raise RuntimeError("this Verifier has been closed")
         if error is not None:
             names = ", ".join(repr(reward.name) for reward in self.rewards.rewards)
             raise RewardError(
@@ -221,9 +270,12 @@ class Verifier:
     def _replace(self, broken: ProcessPool) -> None:
         with self._lock:
             # Another thread may have been quicker.
-            if self._closed or self._pool is not broken:
-                return
-            self._pool, self._ready = self._start()
+            if not self._closed and self._pool is broken:
+                self._start_another()
+
+    def _start_another(self) -> None:
+        broken = self._pool
+        self._pool, self._ready = self._start()
         broken.stop()
         broken.join()
 
@@ -242,10 +294,6 @@ def _group(tasks: Sequence[Task]) -> list[list[int]]:
             ordered.append(group)
         group.append(position)
     return ordered
-
-
-def _tell(done: queue.SimpleQueue[int], position: int, _: Future[Outcome]) -> None:
-    done.put(position)
 
 
 def _only(outcome: Outcome, index: int) -> Outcome:

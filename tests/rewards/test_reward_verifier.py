@@ -9,12 +9,13 @@ import sys
 import textwrap
 import threading
 import time
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
 
 from hacrl.errors import RewardError
-from hacrl.rewards import RewardSpec, Verifier, load_rewards, verdict_metrics
+from hacrl.rewards import RewardSpec, Verifier, check_any_returned, check_any_scored, load_rewards, verdict_metrics
 from hacrl.types import Task, Verdict
 
 SAMPLES = f"{Path(__file__).parent / 'sample_rewards.py'}"
@@ -107,10 +108,25 @@ def test_anything_but_one_number_per_text_is_an_error_and_never_broadcast(verifi
 
 
 def test_a_function_that_always_raises_is_an_error_with_its_traceback(verifier):
-    with pytest.raises(RewardError, match="every one of 2 texts") as raised:
-        judge(verifier, "raise a", "raise b", tasks=[task("a"), task("b")])
-    assert "obedient" in str(raised.value)
-    assert "sample_rewards.py" in str(raised.value)
+    """Over all verdicts of a step, from however many calls."""
+    raised_for = judge(verifier, "raise a", tasks=[task("a")]) + judge(verifier, "raise b", tasks=[task("b")])
+    for check in (check_any_returned, check_any_scored):
+        with pytest.raises(RewardError, match="every one of 2 texts") as raised:
+            check(raised_for)
+        assert "obedient" in str(raised.value)
+        assert "sample_rewards.py" in str(raised.value)
+        assert "UnpicklableError: b" in str(raised.value)
+        check(raised_for + judge(verifier, "right"))
+        check([])
+    check_any_returned(judge(verifier, "hang", "exit 1", tasks=[task("a"), task("b")]) + raised_for)
+
+
+def test_one_of_several_functions_that_always_raises_is_an_error() -> None:
+    raised = Verdict(reward=1.0, scores={"a": 1.0, "b": None}, unscored={"b": "exception"}, detail="b: trace")
+    with pytest.raises(RewardError, match=r"(?s)'b' raised .* 2 texts.*b: trace"):
+        check_any_returned([raised, raised])
+    check_any_returned([raised, Verdict(reward=2.0, scores={"a": 1.0, "b": 1.0})])
+    check_any_returned([Verdict(reward=1.0, scores={"a": 1.0, "b": None}, unscored={"b": "timeout"}), raised])
 
 
 def test_a_step_in_which_every_text_hangs_or_crashes_is_no_error(verifier):
@@ -139,6 +155,122 @@ def test_it_works_from_a_thread_and_from_several(verifier):
     for thread in threads:
         thread.join()
     assert found == {index: [1.0, 0.0, float(index)] for index in range(4)}
+
+
+def test_crashes_and_hangs_of_one_thread_do_no_harm_to_another():
+    """Two threads, parts of a step each. Whatever both have in the pool breaks it, as a worker that dies may do."""
+    texts = {
+        "first": ["right", "exit 3", "score 7", "exit 1", "hang", "wrong"],
+        "second": ["score 2", "exit 5", "right", "slow 0.1", "score 3", "wrong"],
+    }
+    expected = {"first": [1.0, None, 7.0, None, None, 0.0], "second": [2.0, None, 1.0, 0.25, 3.0, 0.0]}
+    found: dict[str, list[list[float | None]]] = {"first": [], "second": []}
+    lost: list[str | None] = []
+
+    def work(name: str) -> None:
+        for part in range(2):
+            tasks = [task(f"{name} {part} {index}") for index in range(6)]
+            verdicts = judge(verifier, *texts[name], tasks=tasks)
+            found[name].append(rewards_of(verdicts))
+            lost.extend(causes_of(verdicts))
+
+    def breaking(calls):
+        if len(calls) == 1:
+            return attempt(calls)
+        manager = verifier._ready_pool()._pool_manager
+        broken = threading.Timer(0.3, lambda: manager.handle_broken_pool(BrokenProcessPool("All workers expired")))
+        broken.start()
+        try:
+            return attempt(calls)
+        finally:
+            broken.cancel()
+            broken.join()
+
+    with Verifier(load_rewards([f"{SAMPLES}:obedient"]), workers=2, time_limit_s=LIMIT) as verifier:
+        attempt, verifier._attempt = verifier._attempt, breaking  # type: ignore[method-assign]
+        threads = [threading.Thread(target=work, args=(name,), daemon=True) for name in texts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=120)
+    assert found == {name: [expected[name]] * 2 for name in texts}
+    assert set(lost) <= {None, "crash", "timeout"}
+
+
+def test_calls_of_a_pool_that_another_thread_replaced_are_made_again():
+    found: list[float | None] = []
+    with Verifier(load_rewards([f"{SAMPLES}:obedient"]), workers=1, time_limit_s=LIMIT) as verifier:
+        judge(verifier, "right")
+        tasks = [task(str(index)) for index in range(6)]
+        thread = threading.Thread(
+            target=lambda: found.extend(rewards_of(judge(verifier, *["slow 0.3"] * 6, tasks=tasks))), daemon=True
+        )
+        thread.start()
+        time.sleep(0.7)
+        verifier._replace(verifier._pool)
+        thread.join(timeout=25)
+    assert found == [0.25] * 6
+
+
+def test_a_call_behind_a_long_queue_of_another_thread_does_not_take_the_pool_for_dead(monkeypatch):
+    monkeypatch.setattr("hacrl.rewards.verifier.STALL_MARGIN_S", 0.2)
+    with Verifier(load_rewards([f"{SAMPLES}:obedient"]), workers=1, time_limit_s=LIMIT) as verifier:
+        pid = judge(verifier, "pid")[0].reward
+        tasks = [task(str(index)) for index in range(6)]
+        thread = threading.Thread(target=lambda: judge(verifier, *["slow 0.5"] * 6, tasks=tasks), daemon=True)
+        thread.start()
+        time.sleep(0.2)
+        assert judge(verifier, "pid")[0].reward == pid
+        thread.join()
+
+
+def test_a_call_that_is_made_alone_has_no_other_beside_it():
+    """A good text is made again alone; meanwhile another thread breaks whatever pool it gets."""
+    with Verifier(load_rewards([f"{SAMPLES}:obedient"]), workers=2, time_limit_s=LIMIT) as verifier:
+        attempt, together, at_work = verifier._attempt, [], []
+
+        def watched(calls):
+            at_work.append(len(at_work))
+            if calls[0].texts == ("right",):
+                first = not together
+                together.append(len(at_work))
+                time.sleep(0.5)
+                together[-1] = (len(at_work) - together[-1], first)
+                return [None] if first else attempt(calls)
+            return attempt(calls)
+
+        verifier._attempt = watched
+        thread = threading.Thread(
+            target=lambda: [judge(verifier, f"score {number}") for number in range(30)], daemon=True
+        )
+        thread.start()
+        assert rewards_of(judge(verifier, "right")) == [1.0]
+        thread.join()
+    (beside, first), (beside_alone, second) = together
+    assert (first, second) == (True, False)
+    assert beside > 0
+    assert beside_alone == 0
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_close_ends_what_other_threads_wait_for(loaded):
+    ended: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            judge(verifier, *["slow 0.5"] * 20, tasks=[task(str(index)) for index in range(20)])
+        except RuntimeError as error:
+            ended.append(error)
+
+    verifier = Verifier(load_rewards([f"{SAMPLES}:obedient"]), workers=1, time_limit_s=LIMIT)
+    thread = threading.Thread(target=work, daemon=True)
+    if loaded:
+        judge(verifier, "right")
+    thread.start()
+    time.sleep(0.3 if loaded else 0.05)
+    verifier.close()
+    thread.join(timeout=25)
+    assert [str(error) for error in ended] == ["this Verifier has been closed"]
 
 
 def test_workers_outlive_the_thread_that_made_the_verifier():

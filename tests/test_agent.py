@@ -1,0 +1,91 @@
+"""What an agent hands out while it samples: finished groups, its own share, and nothing that is not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_runs import run_config
+
+from hacrl.agent import Agent, in_task_order
+from hacrl.config import load_config
+from hacrl.encode import Encoder
+from hacrl.errors import ModelError
+from hacrl.policy import load_policies
+from hacrl.trainer import build_algorithm
+from hacrl.types import Completion, Task
+
+TASKS = [Task(id=f"t{number}", prompt=f"{number} plus {number}?" + " And then?" * (5 - number)) for number in range(5)]
+
+
+@pytest.fixture
+def agent_of(tiny_models: dict[str, Path], tmp_path: Path) -> Callable[..., Agent]:
+    def build(**changes: Any) -> Agent:
+        config = load_config(run_config(tiny_models, tmp_path / "run", **changes))
+        own = config.agents[0]
+        policy = load_policies([own], seed=0)[own.name]
+        encoder = Encoder.from_config(own)
+        return Agent(config, own, policy, encoder, build_algorithm(config), dump_directory=tmp_path)
+
+    return build
+
+
+def tasks_of(completions: Sequence[Completion]) -> list[str]:
+    return list(dict.fromkeys(completion.task_id for completion in completions))
+
+
+def test_parts_are_whole_groups_and_come_while_others_are_sampled(agent_of: Callable[..., Agent]) -> None:
+    agent = agent_of(sampling={"batch_rows": 4, "max_new_tokens": 6})
+    parts = agent.sample(TASKS, step=1)
+    assert isinstance(parts, Iterator)
+    first = next(parts)
+    assert torch.is_grad_enabled()
+    found = [first, *parts]
+    assert len(found) > 1
+    assert [[completion.index for completion in part] for part in found] == [[0, 1, 2, 3]] * 5
+    assert sorted(tasks_of([completion for part in found for completion in part])) == [task.id for task in TASKS]
+    ordered = in_task_order(reversed(found), TASKS)
+    assert [(completion.task_id, completion.index) for completion in ordered] == [
+        (task.id, index) for task in TASKS for index in range(4)
+    ]
+
+
+def test_shares_of_all_processes_together_are_what_one_process_samples(agent_of: Callable[..., Agent]) -> None:
+    agent = agent_of()
+    whole = in_task_order(agent.sample(TASKS, step=1), TASKS)
+    evaluated = agent.sample_evaluation(TASKS)
+    assert tasks_of(evaluated) == [task.id for task in TASKS]
+    shares, evaluated_shares = [], []
+    agent.size = 2
+    for rank in range(2):
+        agent.rank = rank
+        mine = [completion for part in agent.sample(TASKS, step=1) for completion in part]
+        assert set(tasks_of(mine)) == {task.id for task in TASKS[rank::2]}
+        shares.append(mine)
+        evaluated_shares.append(agent.sample_evaluation(TASKS))
+        assert tasks_of(evaluated_shares[-1]) == [task.id for task in TASKS[rank::2]]
+    assert texts_of(in_task_order(shares, TASKS)) == texts_of(whole)
+    assert texts_of(in_task_order(evaluated_shares, TASKS)) == texts_of(evaluated)
+    agent.rank = 6
+    assert list(agent.sample(TASKS, step=1)) == []
+
+
+def test_another_step_samples_other_answers(agent_of: Callable[..., Agent]) -> None:
+    agent = agent_of()
+    one, two = (in_task_order(agent.sample(TASKS, step=step), TASKS) for step in (1, 2))
+    assert texts_of(one) != texts_of(two)
+
+
+def test_probabilities_that_are_not_finite_are_an_error(agent_of: Callable[..., Agent]) -> None:
+    agent = agent_of()
+    with torch.no_grad():
+        next(agent.policy.model.parameters()).fill_(float("nan"))
+    with pytest.raises(ModelError, match=r"agent qwen, task t\d: a sampled token's log-probability is not finite"):
+        next(agent.sample(TASKS, step=1))
+
+
+def texts_of(completions: Sequence[Completion]) -> list[tuple[str, int, str, tuple[int, ...]]]:
+    return [(item.task_id, item.index, item.text, item.token_ids) for item in completions]
