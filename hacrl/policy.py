@@ -52,7 +52,7 @@ class Policy:
         # Models took `past_key_values` before transformers renamed it to `cache`.
         parameters = inspect.signature(type(self.causal_lm).forward).parameters
         self.cache_argument = "cache" if "cache" in parameters else "past_key_values"
-        self._sharded: _Computation | None = None
+        self._sharded: Any = None  # encloses the model where its weights are shared out
         self._is_whole = False
         self.shares_prompts = False
         self.chunked_head = self._head_matches_model()

@@ -98,7 +98,8 @@ class Workers:
     def on_first(self, call: Callable[[], None]) -> None:
         """Rank 0 makes the call while the others wait for its end; what it raises is raised in all of them."""
         if self.mesh is None:
-            return call()
+            call()
+            return
         import torch.distributed as dist
 
         outcome: list[Exception | None] = [None]

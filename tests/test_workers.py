@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from test_learner import build, sampled_rows
+from tiny_runs import run_config, tasks
 from worker_group import WorkerGroup
 
+from hacrl.agent import Agent, AgentUpdate
+from hacrl.config import load_config
+from hacrl.encode import Encoder
 from hacrl.metrics import Metrics
-from hacrl.types import TrainingSample
+from hacrl.policy import load_policies
+from hacrl.trainer import build_algorithm
+from hacrl.types import Rollout, RolloutGroup, TrainingSample, Verdict
 from hacrl.workers import Workers, whole
 
 
@@ -100,3 +107,105 @@ def test_several_workers_do_what_one_does(
     one = train(Workers.alone(), model, tmp_path, rows, **options)
     several = group(size, train, model, tmp_path, rows, **options)
     assert_close(several[0], one)
+
+
+# ---------------------------------------------------------------- agents
+
+
+def build_agent(workers: Workers, models: dict[str, Path], folder: Path, **options: Any) -> Agent:
+    run = run_config(models, folder)
+    run["agents"][0] |= options
+    config = load_config(run)
+    return Agent(
+        config,
+        config.agents[0],
+        load_policies([config.agents[0]], seed=config.seed)["qwen"],
+        Encoder.from_config(config.agents[0]),
+        build_algorithm(config),
+        dump_directory=folder / "nonfinite",
+        workers=workers,
+    )
+
+
+def groups_of(agent: Agent) -> list[RolloutGroup]:
+    """Sampled answers of the agent itself, judged by their place in the group."""
+    asked = tasks(first=0, count=3)
+    by_task: dict[str, list[Rollout]] = {}
+    for completion in agent.sample(asked, step=1):
+        rollout = Rollout(completion=completion, verdict=Verdict(reward=float(completion.index % 2)))
+        by_task.setdefault(completion.task_id, []).append(rollout)
+    return [RolloutGroup(task=task, rollouts=tuple(by_task[task.id])) for task in asked]
+
+
+def updated(agent: Agent, groups: list[RolloutGroup], *, step: int) -> AgentUpdate:
+    advantages = {"qwen": [[1.0, -0.5, 0.8, -1.2]] * len(groups)}
+    return agent.update(groups, advantages, {"qwen": 1.0}, {"qwen": agent.encoder.fingerprint}, step=step)
+
+
+def go(
+    workers: Workers,
+    models: dict[str, Path],
+    folder: Path,
+    groups: list[RolloutGroup],
+    *,
+    steps: Sequence[int],
+    load: Path | None = None,
+    weights_only: bool = False,
+    save: dict[int, Path] | None = None,
+    export: Path | None = None,
+    **options: Any,
+) -> tuple[list[AgentUpdate], dict[str, Any], int]:
+    agent = build_agent(workers, models, folder, **options)
+    if load is not None:
+        agent.load(load, weights_only=weights_only)
+    updates = []
+    for step in steps:
+        updates.append(updated(agent, groups, step=step))
+        if save is not None and step in save:
+            agent.save(save[step])
+    if export is not None:
+        agent.export(export, card="about", as_adapter=False)
+    return updates, agent.trained_weights(), agent.weights_version
+
+
+LIKE_ONE = {"optimizer": {"eps": 1e-4}}
+
+
+def assert_weights(left: dict[str, Any], right: dict[str, Any], *, exactly: bool) -> None:
+    assert left.keys() == right.keys()
+    for name in left:
+        if exactly:
+            assert np.array_equal(left[name], right[name]), name
+        else:
+            np.testing.assert_allclose(left[name], right[name], rtol=1e-4, atol=2e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2}])
+def test_a_checkpoint_is_read_by_any_number_of_workers(
+    group: WorkerGroup, tiny_models: dict[str, Path], tmp_path: Path, lora: Any
+) -> None:
+    options = {"lora": lora, "schedule": {"name": "cosine", "warmup_steps": 2}, **LIKE_ONE}
+    groups = groups_of(build_agent(Workers.alone(), tiny_models, tmp_path, **options))
+    arguments = (tiny_models, tmp_path, groups)
+    two, one = tmp_path / "two", tmp_path / "one"
+    (updates, expected, version), other = group(2, go, *arguments, steps=[1, 2], save={1: two}, **options)
+    assert (other[0][-1].metrics, other[1]) == ({}, {})
+    alone = go(Workers.alone(), *arguments, steps=[1, 2], save={1: one}, **options)
+    assert version == alone[2] == 2
+    assert sorted(path.name for path in two.iterdir()) == ["agent.json", "learner.pt", "shards"]
+    assert sorted(path.name for path in one.iterdir()) == ["agent.json", "learner.pt", "weights.safetensors"]
+    moved = max(float(np.abs(alone[1][name] - value).max()) for name, value in go(
+        Workers.alone(), *arguments, steps=[], load=one, **options)[1].items())  # fmt: skip
+    assert moved > 1e-4  # so that a next step which starts anew would be seen
+    for source in (one, two):
+        for size in (1, 2, 3):
+            result = (
+                go(Workers.alone(), *arguments, steps=[2], load=source, **options)
+                if size == 1
+                else group(size, go, *arguments, steps=[2], load=source, **options)[0]
+            )
+            assert result[2] == 2
+            written_by = {one: 1, two: 2}[source]
+            reference = {1: alone[1], 2: expected}[written_by]
+            assert_weights(result[1], reference, exactly=size == written_by)
+            assert result[0][0].metrics == pytest.approx(updates[1].metrics, rel=1e-3, abs=1e-5)
