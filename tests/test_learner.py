@@ -164,7 +164,7 @@ def test_on_the_first_update_the_own_ratio_is_one(model: Path, tmp_path: Path) -
 
 
 def test_later_minibatches_see_what_the_first_one_changed_under_autocast_too(model: Path, tmp_path: Path) -> None:
-    """Autocast keeps its bfloat16 copies of weights: left there, all updates of a step would start from the same ones."""
+    """Autocast keeps bfloat16 copies of weights: left there, all updates of a step would start from the same ones."""
     learner = build(model, tmp_path, minibatch_rows=6, dtype="bfloat16", lora={"rank": 4}, learning_rate=0.1)
     rows = sampled_rows(learner, own=12, foreign=0)
     first = {(row.task_id, row.author, row.index) for row in learner._minibatches(rows, step=1)[0]}

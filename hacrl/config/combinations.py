@@ -123,10 +123,8 @@ def _vllm_faults(config: RunConfig, agent: AgentConfig, place: str) -> list[str]
 def _resource_faults(config: RunConfig, agent: AgentConfig, place: str) -> list[str]:
     workers = agent.resources.workers
     if workers > 1 and not isinstance(config.execution, RayConfig):
-        return [
-            f"{place}: resources.workers is {workers}, but execution: local has one process; use execution: ray, or "
-            f"leave workers out"
-        ]
+        remedy = "use execution: ray, or leave workers out"
+        return [f"{place}: resources.workers is {workers}, but execution: local has one process; {remedy}"]
     problems = []
     if workers > 1 and agent.optimizer.states == "int8":
         problems.append(
