@@ -120,7 +120,5 @@ def _load_shards(
             dcp.load(targets, checkpoint_id=folder, no_dist=workers.size == 1)
     except CheckpointException as error:
         causes = "; ".join(f"worker {rank}: {cause}" for rank, (cause, _) in error.failures.items())
-        raise RunDirectoryError(
-            f"{folder}: these weights cannot be read: {causes}; restore the folder's files"
-        ) from error
+        raise RunDirectoryError(f"{folder}: cannot be read: {causes}; restore the folder's files") from error
     return moments

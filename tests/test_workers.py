@@ -19,9 +19,10 @@ from worker_group import WorkerGroup
 from hacrl.agent import Agent, AgentUpdate
 from hacrl.config import load_config
 from hacrl.encode import Encoder
-from hacrl.errors import NonFiniteError, RunDirectoryError
+from hacrl.errors import ModelError, NonFiniteError, RunDirectoryError
 from hacrl.metrics import Metrics
 from hacrl.policy import load_policies
+from hacrl.sampling.handover import write_weights
 from hacrl.trainer import build_algorithm
 from hacrl.types import Rollout, RolloutGroup, TrainingSample, Verdict
 from hacrl.workers import Workers, whole
@@ -345,3 +346,103 @@ def test_a_checkpoint_is_read_by_any_number_of_workers(
             reference = {1: alone[1], 2: expected}[written_by]
             assert_weights(result[1], reference, exactly=size == written_by)
             assert_metrics(*({**step.metrics, "padding_share": 0.0} for step in (result[0][0], updates[1])))
+
+
+# ---------------------------------------------------------------- a sharded agent as a whole one
+
+
+def sample_and_learn(
+    workers: Workers, models: dict[str, Path], folder: Path, groups: list[RolloutGroup], options: dict[str, Any]
+) -> dict[str, Any]:
+    """Every worker samples as many prompts as it has a rank, then all learn, then all hand their weights over."""
+    agent = build_agent(workers, models, folder, **options)
+    seen: dict[str, Any] = {}
+    for when in ("before", "after"):
+        prompts = [(5, 6, 7, 8 + number) for number in range(workers.rank)]
+        with agent.policy.gathered():
+            answers = agent.sampler.sample(
+                prompts, answers=2, temperature=1.0, top_p=1.0, max_new_tokens=4 + workers.rank, seed=3
+            )
+        again = agent.sampler.sample([(9, 8)], answers=1, temperature=1.0, top_p=1.0, max_new_tokens=2, seed=1)
+        assert len(again[0][0].token_ids) in (1, 2)  # sharded again, and all workers together
+        seen[f"sampled {when}"] = answers
+        if when == "before":
+            seen["metrics"] = updated(agent, groups, step=1).metrics
+    write_weights(agent.policy, folder / f"engine-{workers.rank}")
+    seen["weights"] = agent.trained_weights()
+    agent.export(folder / "exported", card="about", as_adapter=False)
+    if agent.policy.adapter is not None:
+        agent.export(folder / "adapter", card="about", as_adapter=True)
+    return seen
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2}])
+def test_a_sharded_agent_samples_hands_over_and_exports_what_it_has_learned(
+    group: WorkerGroup, tiny_models: dict[str, Path], tmp_path: Path, lora: Any
+) -> None:
+    options = {"lora": lora, "learning_rate": 1e-2, **SMOOTH}
+    copy = build_agent(Workers.alone(), tiny_models, tmp_path, **options)
+    several = group(2, sample_and_learn, tiny_models, tmp_path, groups_of(copy), options)
+    weights = several[0]["weights"]
+    assert several[1]["weights"] == {}
+    prompts = [(5, 6, 7, 8)]
+    for when in ("before", "after"):
+        expected = copy.sampler.sample(prompts, answers=2, temperature=1.0, top_p=1.0, max_new_tokens=5, seed=3)
+        assert several[0][f"sampled {when}"] == []
+        for ours, theirs in zip(expected[0], several[1][f"sampled {when}"][0], strict=True):
+            assert theirs.token_ids == ours.token_ids
+            assert theirs.logprobs == pytest.approx(ours.logprobs, abs=1e-5)
+        if when == "before":
+            start = copy.trained_weights()
+            for array in weights.values():
+                array.setflags(write=False)  # as arrays are that processes share
+            copy.take_weights(weights, 1)
+            assert copy.weights_version == 1
+            assert max(float(np.abs(start[name] - array).max()) for name, array in weights.items()) > 1e-3
+    for name, array in copy.trained_weights().items():
+        assert np.array_equal(array, weights[name])
+    copy.export(tmp_path / "plain", card="about", as_adapter=False)
+    write_weights(copy.policy, tmp_path / "engine-plain")
+    pairs = [("exported", "plain"), ("engine-0", "engine-plain"), ("engine-1", "engine-plain")]
+    if lora is not None:
+        copy.export(tmp_path / "adapter-plain", card="about", as_adapter=True)
+        pairs.append(("adapter", "adapter-plain"))
+    for left, right in pairs:
+        files = sorted(path.name for path in (tmp_path / right).iterdir())
+        assert sorted(path.name for path in (tmp_path / left).iterdir()) == files
+        for name in files:
+            if name.endswith(".safetensors") or not left.startswith("engine"):
+                assert (tmp_path / left / name).read_bytes() == (tmp_path / right / name).read_bytes(), (left, name)
+
+
+def spoil(workers: Workers, models: dict[str, Path], folder: Path, other: Path) -> list[str]:
+    agent = build_agent(workers, models, folder)
+    messages = []
+    for place, error in (
+        (folder / "missing", RunDirectoryError),
+        (folder / "cut", RunDirectoryError),
+        (other, ModelError),
+    ):
+        with pytest.raises(error) as caught:
+            agent.load(place)
+        messages.append(str(caught.value))
+    return messages
+
+
+def test_what_cannot_be_loaded_is_told_by_all_workers(
+    group: WorkerGroup, tiny_models: dict[str, Path], tmp_path: Path
+) -> None:
+    groups = groups_of(build_agent(Workers.alone(), tiny_models, tmp_path))
+    group(2, go, tiny_models, tmp_path, groups, steps=[1], save={1: tmp_path / "cut"})
+    group(2, go, tiny_models, tmp_path, groups, steps=[1], save={1: tmp_path / "other"}, lora={"rank": 2})
+    (tmp_path / "cut/shards/__1_0.distcp").unlink()
+    (tmp_path / "missing").mkdir()
+    for messages in (*group(2, spoil, tiny_models, tmp_path, tmp_path / "other"), spoil(
+        Workers.alone(), tiny_models, tmp_path, tmp_path / "other")):  # fmt: skip
+        assert "missing: agent.json of agent qwen is missing" in messages[0]
+        assert "cut/shards: cannot be read" in messages[1]
+        assert "__1_0.distcp" in messages[1]
+        assert "saved weights do not fit the model" in messages[2]
+    (tmp_path / "cut/shards/.metadata").unlink()
+    with pytest.raises(RunDirectoryError, match="metadata of agent qwen is missing"):
+        go(Workers.alone(), tiny_models, tmp_path, groups, steps=[], load=tmp_path / "cut")
