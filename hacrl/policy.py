@@ -95,7 +95,10 @@ class Policy:
     def _layers(self) -> list[nn.Module]:
         """The blocks that transformers keeps in one piece when it distributes a model."""
         kinds = set(getattr(self.causal_lm, "_no_split_modules", None) or ())
-        return [module for module in self.causal_lm.modules() if type(module).__name__ in kinds]
+        blocks = [module for module in self.causal_lm.modules() if type(module).__name__ in kinds]
+        # Embeddings may be the head as well, and stay outside. Inner blocks come before those that hold them.
+        embeddings = self.causal_lm.get_input_embeddings()
+        return [block for block in reversed(blocks) if all(part is not embeddings for part in block.modules())]
 
     @contextlib.contextmanager
     def gathered(self) -> Iterator[None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,7 @@ def assert_metrics(several: dict[str, float], one: dict[str, float]) -> None:
     assert several == pytest.approx(one, rel=1e-4, abs=3e-6)
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "options",
     [
@@ -128,7 +129,14 @@ def assert_metrics(several: dict[str, float], one: dict[str, float]) -> None:
         {"minibatch_rows": 1},  # one worker has the row, the others have none
         {"minibatch_rows": 5, "old_logprobs": "learner", "gradient_checkpointing": True, "max_grad_norm": 0.1},
         {"minibatch_rows": 5, "kl_coefficient": 0.5, "steps": 2, "learning_rate": 1e-2},
-        {"minibatch_rows": 5, "kl_coefficient": 0.5, "steps": 2, "learning_rate": 1e-2, "lora": {"rank": 2}},
+        {
+            "minibatch_rows": 5,
+            "kl_coefficient": 0.5,
+            "steps": 2,
+            "learning_rate": 1e-2,
+            "lora": {"rank": 2},
+            "gradient_checkpointing": True,
+        },
         {"minibatch_rows": 5, "steps": 2, "untied": True},
     ],
     ids=["full", "single-rows", "old-logprobs", "kl", "lora-kl", "untied"],
@@ -148,7 +156,7 @@ def test_several_workers_do_what_one_does(
     assert several[1].metrics == [{}] * options.get("steps", 1)
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_rows_found_still_count_once(group: WorkerGroup, model: Path, tmp_path: Path, size: int) -> None:
     """All workers ask first where most rows of a kind were still, also the one that has no such row."""
     rows = with_still_rows(sampled_rows(build(model, tmp_path), own=6, foreign=14))
@@ -411,8 +419,54 @@ def test_a_sharded_agent_samples_hands_over_and_exports_what_it_has_learned(
         files = sorted(path.name for path in (tmp_path / right).iterdir())
         assert sorted(path.name for path in (tmp_path / left).iterdir()) == files
         for name in files:
-            if name.endswith(".safetensors") or not left.startswith("engine"):
+            if name == "adapter_config.json":  # it holds a set
+                ours, theirs = (json.loads((tmp_path / side / name).read_text()) for side in (left, right))
+                assert sorted(ours.pop("target_modules")) == sorted(theirs.pop("target_modules"))
+                assert ours == theirs
+            elif name.endswith(".safetensors") or not left.startswith("engine"):
                 assert (tmp_path / left / name).read_bytes() == (tmp_path / right / name).read_bytes(), (left, name)
+
+
+def test_a_copy_that_is_not_trained_takes_weights_in_its_own_type(tiny_models: dict[str, Path], tmp_path: Path) -> None:
+    trained = build_agent(Workers.alone(), tiny_models, tmp_path)
+    with torch.no_grad():
+        for parameter in trained.policy.trained_parameters().values():
+            parameter.add_(torch.randn_like(parameter))
+    copy = build_agent(Workers.alone(), tiny_models, tmp_path, role="author", dtype="bfloat16")
+    told = []
+    copy.engine = types.SimpleNamespace(weights_changed=lambda: told.append(copy.weights_version))  # type: ignore[assignment]
+    copy.take_weights(trained.trained_weights(), 7)
+    assert told == [7]
+    for name, parameter in copy.policy.own_parameters().items():
+        assert torch.equal(parameter, trained.policy.trained_parameters()[name].bfloat16())
+
+
+def held(
+    workers: Workers, models: dict[str, Path], folder: Path, groups: list[RolloutGroup], options: Any
+) -> list[int]:
+    """Elements of weights, gradients' moments and reference that this worker has, and that there are."""
+    agent = build_agent(workers, models, folder, **options)
+    updated(agent, groups, step=1)
+    learner = agent.learner
+    assert learner is not None
+    tensors = list(agent.policy.model.parameters())
+    tensors += [value for state in learner.optimizer.state.values() for value in state.values() if value.dim() > 0]
+    tensors += [] if learner.reference is None else list(learner.reference.model.parameters())
+    return [
+        sum((tensor.to_local() if hasattr(tensor, "to_local") else tensor).numel() for tensor in tensors),
+        sum(tensor.numel() for tensor in tensors),
+    ]
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2}])
+def test_each_worker_holds_its_part_alone(
+    group: WorkerGroup, tiny_models: dict[str, Path], tmp_path: Path, lora: Any
+) -> None:
+    options = {"lora": lora, "kl_coefficient": 0.1}
+    groups = groups_of(build_agent(Workers.alone(), tiny_models, tmp_path))
+    (first, total), (second, _) = group(2, held, tiny_models, tmp_path, groups, options)
+    assert first + second == total == held(Workers.alone(), tiny_models, tmp_path, groups, options)[1]
+    assert first == pytest.approx(second, rel=0.05)
 
 
 def spoil(workers: Workers, models: dict[str, Path], folder: Path, other: Path) -> list[str]:
