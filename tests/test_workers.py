@@ -66,6 +66,7 @@ class Outcome:
     weights: dict[str, torch.Tensor]
     metrics: list[dict[str, float]]
     ratios: list[dict[Any, float]]
+    still_share: dict[str, float]
 
 
 def train(
@@ -92,8 +93,9 @@ def train(
         told.append((metrics.values(), {key: value for _, ratios in parts for key, value in ratios.items()}))
     weights = {name: whole(value.detach()).clone() for name, value in learner.policy.trained_parameters().items()}
     return Outcome(
-        gradients=gradients, weights=weights, metrics=[m for m, _ in told], ratios=[ratios for _, ratios in told]
-    )
+        gradients=gradients, weights=weights, metrics=[m for m, _ in told], ratios=[ratios for _, ratios in told],
+        still_share=dict(learner.still_share),
+    )  # fmt: skip
 
 
 def assert_close(several: Outcome, one: Outcome, *, rtol: float = 1e-4, atol: float = 1e-6) -> None:
@@ -114,6 +116,7 @@ def assert_close(several: Outcome, one: Outcome, *, rtol: float = 1e-4, atol: fl
     for left_metrics, right_metrics in zip(several.metrics, one.metrics, strict=True):
         # How much is padded depends on which rows lie side by side.
         assert_metrics(*({**values, "padding_share": 0.0} for values in (left_metrics, right_metrics)))
+    assert several.still_share == one.still_share
 
 
 def assert_metrics(several: dict[str, float], one: dict[str, float]) -> None:
@@ -163,7 +166,10 @@ def test_rows_found_still_count_once(group: WorkerGroup, model: Path, tmp_path: 
     options = {**SMOOTH, "steps": 2, "minibatch_rows": 7}
     one = train(Workers.alone(), model, tmp_path, rows, **options)
     assert one.metrics[1]["rows_still"] > 0
-    assert_close(group(size, train, model, tmp_path, rows, **options)[0], one)
+    assert 0 < one.still_share["foreign"] < 1
+    several = group(size, train, model, tmp_path, rows, **options)
+    assert_close(several[0], one)
+    assert all(each.still_share == one.still_share for each in several)
 
 
 def test_the_gradient_is_the_same_however_six_rows_are_split(group: WorkerGroup, model: Path, tmp_path: Path) -> None:
@@ -196,17 +202,19 @@ def test_means_are_over_everything_and_not_over_workers(group: WorkerGroup, mode
     assert_close(several, train(Workers.alone(), model, tmp_path, rows, **SMOOTH))
 
 
-def test_bfloat16_arithmetic_differs_by_its_rounding_alone(group: WorkerGroup, model: Path, tmp_path: Path) -> None:
+def test_bfloat16_arithmetic_is_that_of_one_worker(group: WorkerGroup, model: Path, tmp_path: Path) -> None:
+    """Layers hold their weights in bfloat16 where one worker's autocast converts them; between them all is float32."""
     rows = sampled_rows(build(model, tmp_path))
-    one, exact = (
-        train(Workers.alone(), model, tmp_path, rows, dtype=dtype, **SMOOTH) for dtype in ("bfloat16", "float32")
-    )
-    (several,) = group(2, train, model, tmp_path, rows, dtype="bfloat16", **SMOOTH)[:1]
+    one = train(Workers.alone(), model, tmp_path, rows, dtype="bfloat16", **SMOOTH)
+    several = group(2, train, model, tmp_path, rows, dtype="bfloat16", **SMOOTH)[0]
     assert {weight.dtype for weight in several.weights.values()} == {torch.float32}
-    for name, right in exact.gradients[0].items():
-        scale = float(right.norm())
-        errors = [float((outcome.gradients[0][name] - right).norm()) / scale for outcome in (several, one)]
-        assert errors[0] < 2 * errors[1] + 0.01, (name, errors)
+    errors = {
+        name: float((several.gradients[0][name] - gradient).norm() / gradient.norm())
+        for name, gradient in one.gradients[0].items()
+    }
+    # What leaves the last layer is the same; on the way back, gradients of weights are sums in bfloat16.
+    assert errors.pop("model.norm.weight") < 1e-5
+    assert max(errors.values()) < 0.02
 
 
 def fail(workers: Workers, model: Path, folder: Path, rows: list[TrainingSample]) -> str:
@@ -305,6 +313,8 @@ def go(
 ) -> tuple[list[AgentUpdate], dict[str, Any], int]:
     agent = build_agent(workers, models, folder, **options)
     if load is not None:
+        # A pass before must not leave weights behind that are no longer those of the model.
+        agent.sampler.sample([(5, 6)], answers=1, temperature=1.0, top_p=1.0, max_new_tokens=2, seed=1)
         agent.load(load, weights_only=weights_only)
     updates = []
     for step in steps:
