@@ -40,8 +40,8 @@ class AgentUpdate:
 class Agent:
     """Everything one agent owns. Only text, numbers and ids of an identical tokenizer come in from others.
 
-    An agent may be made of several workers, each an `Agent` in a process of its own: all are called at the same time with
-    the same arguments, and rank 0 answers for all.
+    An agent may be made of several workers, each an `Agent` in a process of its own: all are called at the same time
+    with the same arguments, and rank 0 answers for all.
     """
 
     def __init__(
@@ -293,7 +293,8 @@ class Agent:
     def export(self, folder: Path, *, card: str, as_adapter: bool) -> None:
         """Write the agent as an ordinary Hugging Face folder; see `export_agent`."""
         if self.workers.size == 1:
-            return export_agent(self.policy, self.encoder, folder, card=card, as_adapter=as_adapter)
+            export_agent(self.policy, self.encoder, folder, card=card, as_adapter=as_adapter)
+            return
         weights = self.trained_weights()
         self.workers.on_first(lambda: self._export_whole(weights, folder, card, as_adapter))
 

@@ -8,6 +8,7 @@ shards/               trained weights and the optimizer's tensors by name,      
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -113,10 +114,11 @@ def _load_shards(
                 target = torch.zeros_like(parameter.detach()) if like_it else torch.zeros(shape)
                 targets[key] = moments[number[name]][moment] = target
     try:
-        dcp.load(targets, checkpoint_id=folder, no_dist=workers.size == 1)
+        with warnings.catch_warnings():
+            # It is told twice that one process reads alone.
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+            dcp.load(targets, checkpoint_id=folder, no_dist=workers.size == 1)
     except CheckpointException as error:
         causes = "; ".join(f"worker {rank}: {cause}" for rank, (cause, _) in error.failures.items())
-        raise RunDirectoryError(
-            f"{folder}: these weights cannot be read: {causes}; restore the folder's files"
-        ) from error
+        raise RunDirectoryError(f"{folder}: cannot be read: {causes}; restore the folder's files") from error
     return moments

@@ -55,8 +55,8 @@ class Learner:
     A step's rows are cut into optimizer minibatches of `minibatch_rows` (the last may be smaller); each is divided
     by its own number of rows, rows without gradient included, so neither micro-batches nor dropped rows change it.
 
-    With several workers, each computes every `size`-th row of each minibatch, and the policy is sharded among them. They
-    are given the same rows, and decide alike: every pass over a sharded model is one of all workers.
+    With several workers, each computes every `size`-th row of each minibatch, and the policy is sharded among them.
+    They are given the same rows, and decide alike: every pass over a sharded model is one of all workers.
     """
 
     def __init__(
@@ -174,8 +174,8 @@ class Learner:
     ) -> list[tuple[list[TrainingSample], bool]]:
         """This worker's micro-batches, each with True, and as many stand-ins, with False, as another one has more.
 
-        A stand-in, the shortest row of `among`, is computed for the other workers' sake, or to make up `at_least` passes
-        of each, and counts for nothing.
+        A stand-in, the shortest row of `among`, is computed for the other workers' sake, or to make up `at_least`
+        passes of each, and counts for nothing.
         """
         parts = micro_batches(rows, max_tokens=self.agent.micro_batch_tokens, share_prompts=self.policy.shares_prompts)
         missing = max(int(self.workers.maximum(len(parts))), at_least) - len(parts)
@@ -307,6 +307,8 @@ class Learner:
         metrics.mean("grad_clipped", float(norm > self.agent.max_grad_norm))
         with stepping(self.policy.device):
             self.optimizer.step()
+        # Autocast would go on with its copies of the weights as they were.
+        torch.clear_autocast_cache()
         self.optimizer.zero_grad(set_to_none=True)
 
     @torch.no_grad()
@@ -364,7 +366,7 @@ class Learner:
         return [self.policy.device] if self.policy.device.type == "cuda" else []
 
     def _stop_if_non_finite(self, fault: tuple[str, Sequence[TrainingSample]] | None, step: int) -> None:
-        """Raise NonFiniteError in all workers if one of them has a fault: what it is, and the rows, which are dumped."""
+        """Raise NonFiniteError in all workers if one has a fault: what it is, and the rows, which are dumped."""
         if not self.workers.maximum(fault is not None):
             return
         told = None

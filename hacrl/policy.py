@@ -54,7 +54,7 @@ class Policy:
         self.cache_argument = "cache" if "cache" in parameters else "past_key_values"
         # How often anything has been computed: what grows while the agent is at work.
         self.passes = 0
-        self._sharded: _Computation | None = None
+        self._sharded: Any = None  # encloses the model where its weights are shared out
         self._is_whole = False
         self.shares_prompts = False
         self.chunked_head = self._head_matches_model()
@@ -97,7 +97,10 @@ class Policy:
     def _layers(self) -> list[nn.Module]:
         """The blocks that transformers keeps in one piece when it distributes a model."""
         kinds = set(getattr(self.causal_lm, "_no_split_modules", None) or ())
-        return [module for module in self.causal_lm.modules() if type(module).__name__ in kinds]
+        blocks = [module for module in self.causal_lm.modules() if type(module).__name__ in kinds]
+        # Embeddings may be the head as well, and stay outside. Inner blocks come before those that hold them.
+        embeddings = self.causal_lm.get_input_embeddings()
+        return [block for block in reversed(blocks) if all(part is not embeddings for part in block.modules())]
 
     @contextlib.contextmanager
     def gathered(self) -> Iterator[None]:

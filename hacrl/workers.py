@@ -34,13 +34,15 @@ class Workers:
     def join(cls, *, rank: int, size: int, rendezvous: str, device: torch.device, timeout_s: float) -> Workers:
         """Wait for the `size` workers that meet at `rendezvous`; NCCL carries what lies on GPUs, gloo the rest.
 
-        A worker that waits for another one longer than `timeout_s`, now or in any later call, raises.
+        A worker that waits for another one longer than `timeout_s`, now or in any later call, raises; in a transfer
+        between GPUs torch ends its process.
         """
         import torch.distributed as dist
         from torch.distributed.device_mesh import init_device_mesh
 
         if device.type == "cuda":
-            torch.cuda.set_device(device)
+            # Otherwise the mesh would choose a device by the worker's rank.
+            torch.cuda.set_device(device.index or 0)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
             init_method=rendezvous,
@@ -98,7 +100,8 @@ class Workers:
     def on_first(self, call: Callable[[], None]) -> None:
         """Rank 0 makes the call while the others wait for its end; what it raises is raised in all of them."""
         if self.mesh is None:
-            return call()
+            call()
+            return
         import torch.distributed as dist
 
         outcome: list[Exception | None] = [None]

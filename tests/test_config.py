@@ -644,6 +644,8 @@ def test_short_forms_of_execution() -> None:
         ({"execution": {"name": "ray", "addres": "auto"}}, "execution.addres: unknown option; did you mean 'address'?"),
         ({"execution": {"name": "ray", "address": "ray://head:10001"}}, "execution.address: ray://head:10001 is that of a Ray client; start the run on a machine of the cluster, with address: auto"),
         ({"execution": "ray", "agents": agents_with({"resources": {"gpus": 1.5}})}, "agents.0 (qwen): resources.gpus is 1.5; above 1 it must be a whole number"),
+        ({"agents": agents_with({"resources": {"workers": 2}})}, "agents.0 (qwen): resources.workers is 2, but execution: local has one process; use execution: ray, or leave workers out"),
+        ({"execution": "ray", "agents": agents_with({"optimizer": {"states": "int8"}, "resources": {"workers": 2}})}, "agents.0 (qwen): resources.workers is 2, and states of 8 bits cannot be shared out; use optimizer.states: float32, of which each worker holds its part, or leave workers out"),
         ({"execution": "ray", "agents": agents_with({"device": "cpu", "resources": {"gpus": 1}})}, "agents.0 (qwen): resources.gpus is 1, but device is cpu; leave one of them out"),
         ({"execution": "ray", "agents": agents_with({"device": "cuda:1", "resources": {"gpus": 0}})}, "agents.0 (qwen): resources.gpus is 0, but device is cuda:1; leave one out, or use device: cpu"),
     ],

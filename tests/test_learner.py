@@ -165,6 +165,16 @@ def test_on_the_first_update_the_own_ratio_is_one(model: Path, tmp_path: Path) -
     assert update.metrics.values()["own_ratio_error"] < 2e-6
 
 
+def test_later_minibatches_see_what_the_first_one_changed_under_autocast_too(model: Path, tmp_path: Path) -> None:
+    """Autocast keeps bfloat16 copies of weights: left there, all updates of a step would start from the same ones."""
+    learner = build(model, tmp_path, minibatch_rows=6, dtype="bfloat16", lora={"rank": 4}, learning_rate=0.1)
+    rows = sampled_rows(learner, own=12, foreign=0)
+    first = {(row.task_id, row.author, row.index) for row in learner._minibatches(rows, step=1)[0]}
+    ratios = learner.update(rows, step=1).ratios
+    assert all(abs(ratio - 1) < 0.02 for key, ratio in ratios.items() if key in first)
+    assert max(abs(ratio - 1) for key, ratio in ratios.items() if key not in first) > 0.1
+
+
 def test_recomputed_old_logprobs_remove_the_samplers_rounding(model: Path, tmp_path: Path) -> None:
     rows = sampled_rows(build(model, tmp_path))
     wrong = [dataclasses.replace(row, author_mean_logprob=row.author_mean_logprob + 0.01) for row in rows if row.own]

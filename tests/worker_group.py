@@ -19,7 +19,12 @@ class WorkerGroup:
     """Calls a function in the first `size` processes at the same time, each with its `Workers` as first argument."""
 
     def __init__(self, most: int) -> None:
-        context = multiprocessing.get_context("spawn")
+        # Its server loads what takes long once, for all of them.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([
+            "hacrl.trainer", "peft", "torch.distributed.checkpoint", "torch.distributed.fsdp",
+            "transformers.models.qwen3.modeling_qwen3",
+        ])  # fmt: skip
         pairs = [context.Pipe() for _ in range(most)]
         self._connections = [ours for ours, _ in pairs]
         self._processes = [context.Process(target=_serve, args=(theirs,), daemon=True) for _, theirs in pairs]

@@ -139,12 +139,25 @@ def _staleness_faults(config: RunConfig, agent: AgentConfig, place: str) -> list
 
 
 def _resource_faults(config: RunConfig, agent: AgentConfig, place: str) -> list[str]:
+    workers = agent.resources.workers
+    if workers > 1 and not isinstance(config.execution, RayConfig):
+        remedy = "use execution: ray, or leave workers out"
+        return [f"{place}: resources.workers is {workers}, but execution: local has one process; {remedy}"]
+    problems = []
     if agent.resources.samplers and agent.role != "both":
-        message = (
+        problems.append(
             f"{place}: role is {agent.role}, so resources.samplers has no effect, for they sample from weights that "
             f"workers train; leave it out"
         )
-        return [message]
+    if workers > 1 and agent.optimizer.states == "int8":
+        problems.append(
+            f"{place}: resources.workers is {workers}, and states of 8 bits cannot be shared out; use "
+            f"optimizer.states: float32, of which each worker holds its part, or leave workers out"
+        )
+    return problems + _gpu_faults(config, agent, place)
+
+
+def _gpu_faults(config: RunConfig, agent: AgentConfig, place: str) -> list[str]:
     if not isinstance(config.execution, RayConfig) or agent.resources.gpus is None:
         return []
     gpus, device = agent.resources.gpus, agent.device.partition(":")[0]

@@ -15,6 +15,8 @@ from hacrl.policy import Policy
 def write_weights(policy: Policy, folder: Path) -> None:
     """Write config.json and safetensors to `folder`, in the compute type and under the names of the hub's checkpoints.
 
+    All workers of a sharded policy do so at the same time, each for its own engine.
+
     An adapter is merged into a copy of its base, sum in float32. The engine then needs to know nothing of adapters:
     any rank and any target module goes the one way of full weights, and no base weights can be left in by mistake.
     """
@@ -23,22 +25,29 @@ def write_weights(policy: Policy, folder: Path) -> None:
     model: Any = policy.causal_lm
     stored, noisy = model.config.dtype, logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
+    # transformers has rank 0 alone write where there are several workers, but each has an engine of its own.
+    model.should_save_on_this_rank = lambda is_main_process: is_main_process
     try:
-        model.save_pretrained(folder, state_dict=merged_weights(policy))
+        with policy.gathered():
+            model.save_pretrained(folder, state_dict=merged_weights(policy))
     finally:
         # Saving notes the type of the trained weights in the live configuration; exports use the type that stood there.
         model.config.dtype = stored
+        del model.should_save_on_this_rank
         if noisy:
             logging.enable_progress_bar()
 
 
 @torch.no_grad()
 def merged_weights(policy: Policy) -> dict[str, Tensor]:
-    """Every weight by its name in the plain model, in main memory and in the compute type; tied ones share storage."""
+    """Every weight by its name in the plain model, in main memory and in the compute type; tied ones share storage.
+
+    A sharded policy must be `gathered`, and stay so while the result is used.
+    """
     deltas = {} if policy.adapter is None else _adapter_deltas(policy)
     converted: dict[tuple[int, torch.Size], Tensor] = {}
     weights: dict[str, Tensor] = {}
-    for name, tensor in policy.causal_lm.state_dict().items():
+    for name, tensor in _state(policy.causal_lm).items():
         if ".lora_" in name:
             continue
         plain = name.replace(".base_layer.", ".")
@@ -51,6 +60,16 @@ def merged_weights(policy: Policy) -> dict[str, Tensor]:
             converted[key] = tensor.to("cpu", dtype)
         weights[plain] = converted[key]
     return weights
+
+
+def _state(model: Any) -> dict[str, Tensor]:
+    """What `state_dict` gives, which a sharded model must not be asked for: it would share out its weights again."""
+    return dict(model.named_parameters(remove_duplicate=False)) | {
+        name: buffer
+        for place, module in model.named_modules()
+        for name, buffer in module.named_buffers(place, recurse=False)
+        if name.rpartition(".")[2] not in module._non_persistent_buffers_set
+    }
 
 
 def _adapter_deltas(policy: Policy) -> dict[str, Tensor]:
