@@ -12,7 +12,9 @@ import pytest
 import torch
 from tiny_runs import many_letters, run_config
 
-from hacrl.config import AgentConfig, VllmConfig, load_config
+from hacrl.config import AgentConfig, RayConfig, VllmConfig, load_config
+from hacrl.execution.ray_fleet import RayFleet, _Call, _Request
+from hacrl.execution.timeline import Timeline
 from hacrl.policy import load_policies
 from hacrl.process import memory_metrics
 from hacrl.sampling.sampler import SampledTokens
@@ -69,7 +71,7 @@ def emitted(tiny_models: Mapping[str, Path], tmp_path_factory: pytest.TempPathFa
     hacpo = run_config(tiny_models, folder / "hacpo", steps=2, reward=f"{HERE}:with_answers")
     for agent in hacpo["agents"]:
         agent |= {"kl_coefficient": 0.01, "sampler_correction": 2.0}
-    grpo = run_config(tiny_models, folder / "grpo", steps=1, algorithm="grpo")
+    grpo = run_config(tiny_models, folder / "grpo", steps=1, algorithm="grpo", max_staleness=1)
     solved = run_config(tiny_models, folder / "solved", steps=1, reward=f"{HERE}:always", trackers="tensorboard")
     return (
         {
@@ -80,7 +82,7 @@ def emitted(tiny_models: Mapping[str, Path], tmp_path_factory: pytest.TempPathFa
         }
         | engine_metrics(tiny_models["qwen"])
         | gpu_memory_metrics()
-        | restarts_on_ray(tiny_models)
+        | faults_on_ray(tiny_models)
     )
 
 
@@ -93,10 +95,24 @@ def engine_metrics(model: Path) -> set[str]:
     return {f"agent/<agent>/{name}" for name in sampler.metrics.values()}
 
 
-def restarts_on_ray(models: Mapping[str, Path]) -> set[str]:
-    """What is only written on Ray, without it."""
+def faults_on_ray(models: Mapping[str, Path]) -> set[str]:
+    """What is only written on Ray, without it: an agent is late, its answers come, it is not asked, it is let go."""
     config = load_config(run_config(models, Path("run"), execution="ray"))
-    return set(execution_metrics(config, {}, restarts=1))
+    fleet = RayFleet.__new__(RayFleet)
+    fleet.names, fleet.absent, fleet._settings = ("qwen",), {}, RayConfig(peer_timeout=1e-9)
+    fleet._agents, fleet._calls, fleet._counts = {"qwen": mock.Mock()}, [], {}
+    fleet._cluster, fleet._timeline = mock.Mock(), Timeline(fleet.names)
+    for phase in ("sample", "update"):
+        early = _Request(agent="llama", phase=phase, ended_at=-1.0)
+        late = _Request(agent="qwen", phase=phase, open=1)
+        waits = iter((1, 0))
+        with mock.patch.object(fleet, "_pump", lambda late=late, waits=waits: setattr(late, "open", next(waits))):
+            fleet._wait([early, late], for_peers=True)
+        fleet._calls.append(_Call(process=mock.Mock(), phase=phase, pending=mock.Mock(), request=late))
+        fleet._arrived(late, [mock.Mock()], mock.Mock())
+    fleet.sample([], step=1, deliver=mock.Mock())
+    fleet.absent["qwen"] = "it is gone"
+    return {generic(name) for name in execution_metrics(config, fleet.lap(), restarts=1, stale={}, staleness={})}
 
 
 def gpu_memory_metrics() -> set[str]:

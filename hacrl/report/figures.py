@@ -12,11 +12,12 @@ from hacrl.report.methods import Method
 from hacrl.report.rollouts import BIN, BINS, Sample
 from hacrl.report.runs import Run
 from hacrl.report.series import ByStep, Curve, bin_steps, curve, held_out
+from hacrl.report.timeline import TIMELINE, Work, work
 
 Unit = Literal["share", "number", "seconds"]
-Section = Literal["learning", "sharing", "health"]
+Section = Literal["learning", "sharing", "health", "time"]
 
-PHASES = ("sample", "verify", "update", "evaluate")
+PHASES = ("sample", "verify", "update", "evaluate", "save")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,14 +35,14 @@ class Panel:
     """One small plot of a chart.
 
     kind    `lines`: curves over the chosen axis; `areas`: stacked shares; `histogram`: bars over s with a band;
-            `bars`: one stacked bar per label.
+            `bars`: one stacked bar per label; `work`: lanes of processes over seconds.
     method  set where the panel belongs to one method and is shown when that is chosen.
     bars    histogram: height of each bin; bars: one list per label.
     band    histogram: (low at the first update, low at the last, high), or None.
     """
 
     title: str
-    kind: Literal["lines", "areas", "histogram", "bars"]
+    kind: Literal["lines", "areas", "histogram", "bars", "work"]
     series: list[Series] = field(default_factory=list[Series])
     method: str | None = None
     agent: str | None = None
@@ -49,10 +50,11 @@ class Panel:
     bars: list[list[float]] = field(default_factory=list[list[float]])
     bins: float | None = None
     band: tuple[float, float, float] | None = None
+    work: Work | None = None
     note: str = ""
 
     def __bool__(self) -> bool:
-        return bool(any(series.curve for series in self.series) or self.bars)
+        return bool(any(series.curve for series in self.series) or self.bars or self.work)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +72,7 @@ class Chart:
 
 def charts(methods: Sequence[Method], sample: Sample) -> list[Chart]:
     """All charts for which the runs hold anything."""
-    made = [*_learning(methods), *_sharing(methods, sample), *_health(methods)]
+    made = [*_learning(methods), *_sharing(methods, sample), *_health(methods), _work(methods), _time(methods)]
     kept = [
         Chart(
             id=chart.id,
@@ -390,7 +392,6 @@ def _health(methods: Sequence[Method]) -> list[Chart]:
             "How far the agent has moved from where it started, in nats.",
             unit="number",
         ),
-        _time(methods),
         _memory(methods),
     ]
 
@@ -398,36 +399,6 @@ def _health(methods: Sequence[Method]) -> list[Chart]:
 def _clipped(run: Run, agent: str) -> ByStep:
     inside = run.column(f"pair/{agent}/{agent}/inside_share")
     return {step: 1 - share for step, share in inside.items()} or run.column(f"pair/{agent}/{agent}/clipped_fraction")
-
-
-def _time(methods: Sequence[Method]) -> Chart:
-    rows = {method.name: _phase_seconds(method) for method in methods}
-    rows = {name: row for name, row in rows.items() if any(row)}
-    panel = Panel(
-        title="Seconds per run",
-        kind="bars",
-        series=[],
-        labels=list(rows),
-        bars=[list(row) for row in rows.values()],
-    )
-    return Chart(
-        id="time",
-        section="health",
-        title="Time by phase",
-        caption="Where a run's time went, on average over its seeds: sampling answers, scoring them, updating weights, "
-        "held-out evaluation, and the rest (loading excepted).",
-        keys=[f"time/{phase}" for phase in (*PHASES, "total")],
-        unit="seconds",
-        panels=[panel],
-    )
-
-
-def _phase_seconds(method: Method) -> list[float]:
-    def total(phase: str) -> float:
-        return statistics.fmean(sum(run.column(f"time/{phase}").values()) for run in method.runs)
-
-    phases = [total(phase) for phase in PHASES]
-    return [*phases, max(0.0, total("total") - sum(phases))]
 
 
 def _memory(methods: Sequence[Method]) -> Chart:
@@ -452,6 +423,67 @@ def _memory(methods: Sequence[Method]) -> Chart:
         unit="number",
         panels=panels,
     )
+
+
+# ---------------------------------------------------------------- where the time went
+
+
+def _work(methods: Sequence[Method]) -> Chart:
+    """The last steps of each method's first run that has a timeline: the others of a method look alike."""
+    panels = []
+    for method in methods:
+        run, found = next(((run, found) for run in method.runs if (found := work(run))), (None, None))
+        if run is None or found is None:
+            continue
+        first, last = found.marks[0].step, found.marks[-1].step
+        steps = f"step {first}" if first == last else f"steps {first} to {last}"
+        lost = [
+            *([f"{found.left_out:,} shorter spans are not shown"] if found.left_out else []),
+            *([f"{found.unreadable:,} lines of {TIMELINE} could not be read"] if found.unreadable else []),
+        ]
+        note = f"{'; '.join(lost)}." if lost else ""
+        panels.append(Panel(title=f"{run.name}, {steps}", kind="work", method=method.name, work=found, note=note))
+    return Chart(
+        id="work",
+        section="time",
+        title="Who was at work, and who waited",
+        caption="A lane for each process, a bar for each piece of work: where a lane is empty, its process was idle. "
+        "The last lane is the loop, which mostly waits for the agents. Dotted lines tell where it began a step. Each "
+        "machine has its own clock, so lanes of different machines may be shifted.",
+        keys=[TIMELINE],
+        unit="seconds",
+        panels=panels,
+    )
+
+
+def _time(methods: Sequence[Method]) -> Chart:
+    rows = {method.name: _phase_seconds(method) for method in methods}
+    rows = {name: row for name, row in rows.items() if any(row)}
+    panel = Panel(
+        title="Seconds per run",
+        kind="bars",
+        series=[],
+        labels=list(rows),
+        bars=[list(row) for row in rows.values()],
+    )
+    return Chart(
+        id="time",
+        section="time",
+        title="Time by phase",
+        caption="What the loop did or waited for, on average over a method's seeds: sampling answers, scoring them, "
+        "updating weights, held-out evaluation, checkpoints, and the rest (loading excepted).",
+        keys=[f"time/{phase}" for phase in (*PHASES, "total")],
+        unit="seconds",
+        panels=[panel],
+    )
+
+
+def _phase_seconds(method: Method) -> list[float]:
+    def total(phase: str) -> float:
+        return statistics.fmean(sum(run.column(f"time/{phase}").values()) for run in method.runs)
+
+    phases = [total(phase) for phase in PHASES]
+    return [*phases, max(0.0, total("total") - sum(phases))]
 
 
 # ---------------------------------------------------------------- what the charts share

@@ -28,7 +28,7 @@ from hacrl.report.runs import Comparison, read_runs
 from hacrl.report.scores import Measure
 from hacrl.report.series import AXES, costs
 from hacrl.report.summary import summarise
-from hacrl.report.tables import comparison_table, pair_table, results_table, runs_table
+from hacrl.report.tables import comparison_table, pair_table, results_table, runs_table, time_table
 
 # Compressed rollouts of at most this size keep the page under 5 MB: plotly.js takes 1.5 MB, and base64 adds a third.
 MOST_ROLLOUT_BYTES = 1_500_000
@@ -67,11 +67,12 @@ def report(paths: Sequence[Path]) -> str:
 def _content(methods: Sequence[Method], comparisons: Sequence[Comparison], found: Sample) -> dict[str, Any]:
     measure = Measure(methods)
     agents = list(dict.fromkeys(agent for method in methods for agent in method.agents))
-    pairs = pair_table(methods)
+    pairs, time = pair_table(methods), time_table(methods)
     tables = [
         results_table(methods, measure),
         *(comparison_table(comparison, place) for place, comparison in enumerate(comparisons)),
         *([pairs] if pairs else []),
+        *([time] if time else []),
         runs_table(methods),
     ]
     return {

@@ -284,6 +284,15 @@ LIMITS = (
     ("updates_skipped", 0.0, True, "on average {} of a step's updates had no row with a gradient and were skipped"),
 )
 
+# metrics that count what was lost over a run; what to say
+LOSSES = (
+    (("absent",), "{} steps were made without it, for it had been let go"),
+    (("steps_missed",), "{} steps went by while it was still at work on earlier ones"),
+    (("sample_late", "update_late"), "{} times it was not waited for"),
+    (("rollouts_late",), "{} answers came too late and were not used"),
+    (("rollouts_stale",), "{} answers were too old and were not used"),
+)
+
 
 def _agent_checks(method: Method, agent: str) -> Iterator[Line]:
     for metric, limit, whole, words in LIMITS:
@@ -292,4 +301,12 @@ def _agent_checks(method: Method, agent: str) -> Iterator[Line]:
             shown = _percent(mean) if metric.endswith(("rate", "share")) else f"{mean:.2g}"
             yield Line(
                 text=f"{method.name}, {agent}: {words.format(shown)}.", key=f"agent/{agent}/{metric}", tone="warn"
+            )
+    for keys, words in LOSSES:
+        count = sum(sum(run.column(f"agent/{agent}/{key}").values()) for run in method.runs for key in keys)
+        if count:
+            yield Line(
+                text=f"{method.name}, {agent}: {words.format(f'{count:,.0f}')}.",
+                key=f"agent/{agent}/{keys[0]}",
+                tone="warn",
             )

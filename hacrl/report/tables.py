@@ -133,6 +133,56 @@ def pair_table(methods: Sequence[Method]) -> Table | None:
     )
 
 
+# Column; how often it happened, by these metrics of an agent together.
+LATE = (
+    ("answers too late", ("rollouts_late",)),
+    ("answers too old", ("rollouts_stale",)),
+    ("not waited for", ("sample_late", "update_late")),
+    ("steps missed", ("steps_missed",)),
+    ("steps absent", ("absent",)),
+)
+
+
+def time_table(methods: Sequence[Method]) -> Table | None:
+    """What part of its runs' time each agent spent on what, and how often it was late; what never happened has no
+    column."""
+    agents = [
+        (method, times) for method in methods for name in method.agents if (times := AgentTimes(method, name)).steps
+    ]
+    if not agents:
+        return None
+    late = [(title, keys) for title, keys in LATE if any(times.total(*keys) for _, times in agents)]
+    aged = any(times.age for _, times in agents)
+    restarted = any(_restarts(method) for method, _ in agents)
+    rows = [
+        [
+            method.name,
+            times.agent,
+            *(_share(times.share(phase)) for phase in ("wait", "sample", "update", "evaluate")),
+            *([_figure(times.age)] if aged else []),
+            *(_count(times.total(*keys)) for _, keys in late),
+            *([_count(_restarts(method))] if restarted else []),
+        ]
+        for method, times in agents
+    ]
+    return Table(
+        id="time",
+        title="What each agent's time went to",
+        caption="Of the time of all steps of all seeds. Idle is when none of an agent's processes was at work; the "
+        "other parts are summed over its processes, so that two at work at once count twice."
+        + (" Counts are sums over all runs of the method." if late or restarted else "")
+        + " Metrics agent/<agent>/time/...",
+        columns=[
+            *("method", "agent", "idle", "sampling", "updating", "evaluating"),
+            *(["age of answers"] if aged else []),
+            *(title for title, _ in late),
+            *(["restarts of the run"] if restarted else []),
+        ],
+        rows=rows,
+        text_columns=2,
+    )
+
+
 def runs_table(methods: Sequence[Method]) -> Table:
     """Where everything comes from."""
     rows = []
@@ -181,6 +231,45 @@ class PairMeans:
     def total(self, *keys: str) -> float | None:
         found = [sum(columns[key].values()) for columns in self._columns for key in keys if key in columns]
         return sum(found) if found else None
+
+
+class AgentTimes:
+    """Sums over a method's runs of what one agent's metrics tell of its time. `steps` counts those that tell."""
+
+    def __init__(self, method: Method, agent: str) -> None:
+        self.agent = agent
+        self._runs = [run for run in method.runs if agent in run.agents]
+        self._told = [run.column(f"agent/{agent}/time/wait").keys() & run.column("time/total") for run in self._runs]
+        self.steps = sum(map(len, self._told))
+
+    def share(self, phase: str) -> float | None:
+        """Seconds of a phase, or `wait`, over those of the steps."""
+        spent = whole = 0.0
+        for run, steps in zip(self._runs, self._told, strict=True):
+            seconds, total = run.column(f"agent/{self.agent}/time/{phase}"), run.column("time/total")
+            spent += sum(seconds.get(step, 0.0) for step in steps)
+            whole += sum(total[step] for step in steps)
+        return spent / whole if whole else None
+
+    @property
+    def age(self) -> float | None:
+        """Mean age of its answers in updates; None where runs have no such metric."""
+        ages = [age for run in self._runs for age in run.column(f"agent/{self.agent}/staleness").values()]
+        return statistics.fmean(ages) if ages else None
+
+    def total(self, *keys: str) -> float:
+        return sum(sum(run.column(f"agent/{self.agent}/{key}").values()) for run in self._runs for key in keys)
+
+
+def _restarts(method: Method) -> float:
+    """Restarts of a method's runs; the metric counts anew from each start of `hacrl train`."""
+    restarts = 0.0
+    for run in method.runs:
+        before = 0.0
+        for _, count in sorted(run.column("execution/restarts").items()):
+            restarts += count - before if count >= before else count
+            before = count
+    return restarts
 
 
 def _mean_sum(method: Method, metric: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ from hacrl.config_changes import config_yaml
 from hacrl.durable_files import json_lines
 
 Text = Callable[[int, str, int], str]
+AT = 1_796_106_000.0
+Row = dict[str, Any]
 
 
 def write_run(
@@ -168,4 +170,38 @@ def write_comparison(path: Path, *, methods: Sequence[str] = ("hacpo", "gspo"), 
         "results": results,
     }
     (path / "comparison.json").write_text(json.dumps(content))
+    return path
+
+
+def row(step: int, agent: str | None, process: str, phase: str, begin: float, end: float) -> Row:
+    """A line of the file, with times in seconds since `AT`."""
+    return {
+        "run_id": "r",
+        "step": step,
+        "agent": agent,
+        "process": process,
+        "phase": phase,
+        "begin": AT + begin,
+        "end": AT + end,
+    }
+
+
+def step_rows(step: int, begin: float, agents: Sequence[str] = ("qwen", "llama")) -> Iterator[Row]:
+    """A step of 10 seconds: all sample for 4 and update for 4, the first agent in half the time."""
+    yield row(step, None, "loop", "sample", begin, begin + 5)
+    yield row(step, None, "loop", "update", begin + 5, begin + 10)
+    for place, agent in enumerate(agents):
+        yield row(step, agent, f"{agent}.sampler-0", "sample", begin, begin + (4 if place else 2))
+        yield row(step, agent, agent, "update", begin + 5, begin + (9 if place else 7))
+
+
+def with_timeline(run: Path, rows: Sequence[Row], *, behind: bytes = b"") -> Path:
+    (run / "timeline.jsonl").write_bytes(json_lines(rows) + behind)
+    return run
+
+
+def with_metrics(path: Path, *by_step: dict[str, float]) -> Path:
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    changed = [line | values for line, values in zip(lines, by_step, strict=True)]
+    (path / "metrics.jsonl").write_bytes(json_lines(changed))
     return path

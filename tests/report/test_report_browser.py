@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sample_runs import write_comparison, write_run
+from sample_runs import row, step_rows, with_metrics, with_timeline, write_comparison, write_run
 
 from hacrl.report.page import write_report
 
@@ -65,10 +65,13 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two methods that share, one that does not, two seeds each, and a comparison's table."""
+    """Two methods that share, one that does not, two seeds each, a comparison's table, and timelines of two runs."""
     folder = tmp_path_factory.mktemp("report")
     comparison = write_comparison(folder / "compared", steps=8, tasks=4)
     naive = [write_run(folder / f"naive-{seed}", algorithm="naive", seed=seed, steps=8) for seed in range(2)]
+    spans = [span for step in range(1, 9) for span in step_rows(step, 10.0 * step)]
+    with_timeline(comparison / "hacpo" / "seed-1", [*spans, row(8, None, "loop", "<b>odd</b>", 88, 89)])
+    with_metrics(with_timeline(naive[0], spans), *[{"agent/qwen/time/wait": 3.0}] * 8)
     return write_report([comparison, *naive], folder / "report.html")
 
 
@@ -102,7 +105,7 @@ def test_every_chart_is_drawn(browser: Any, page: Path) -> None:
              plot.place.getBoundingClientRect().width])"""
     )
     ids = {chart for chart, *_ in drawn}
-    assert {"held-out-0", "reward", "capability", "omega", "ratios", "shares", "weight", "ess", "time"} <= ids
+    assert {"held-out-0", "reward", "capability", "omega", "ratios", "shares", "weight", "ess", "work", "time"} <= ids
     for chart, pictures, marks, width in drawn:
         assert pictures > 0, chart
         assert marks > 0, chart
@@ -205,6 +208,37 @@ def test_methods_can_be_hidden_and_chosen(browser: Any, page: Path) -> None:
              .every(place => Math.abs(place.querySelector('svg.main-svg').getBoundingClientRect().width
                                       - place.getBoundingClientRect().width) < 2)"""
     )
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_last_steps_are_drawn_in_lanes(browser: Any, page: Path, width: int) -> None:
+    show(browser, page, width=width, draw=True)
+    text = "return [...document.querySelectorAll('#chart-work ' + arguments[0])].map(node => node.textContent)"
+    assert browser.execute_script(text, ".keys .agent") == ["sample", "update", "<b>odd</b>"]
+    shown = ".panel:not([hidden]) "
+    lanes = ["qwen", "sampler-0", "llama", "sampler-0", "loop"]
+    assert browser.execute_script(text, shown + "h4") == ["hacpo/seed-1, steps 4 to 8"]
+    assert browser.execute_script(text, shown + ".ytick text") == lanes
+    assert browser.execute_script(text, shown + ".annotation-text") == [f"step {step}" for step in range(4, 9)]
+    cells = browser.execute_script("return [...document.querySelectorAll('#time td')].map(cell => cell.textContent)")
+    assert cells == ["naive", "qwen", "50 %", "0 %", "0 %", "0 %"]
+    # The first bar of the topmost lane is qwen's update, from the 5th to the 7th of 50 seconds.
+    left, width_of_bar, told = browser.execute_script(
+        """const { place } = plots.find(plot => plot.chart.id === 'work'), axis = place._fullLayout.xaxis;
+           const bars = [...place.querySelectorAll('.barlayer .point path')].map(bar => bar.getBoundingClientRect());
+           const top = Math.min(...bars.map(bar => bar.top));
+           const [first] = bars.filter(bar => bar.top - top < 1).sort((a, b) => a.left - b.left);
+           return [(first.left - place.getBoundingClientRect().left - axis._offset) / axis._length,
+                   first.width / axis._length, place.data[0].customdata[0]]"""
+    )
+    assert left == pytest.approx(5 / 50, abs=0.01)
+    assert width_of_bar == pytest.approx(2 / 50, abs=0.01)
+    assert told == ["qwen.sampler-0", 4, 2]
+    browser.find_element("css selector", "#time button[data-choose=naive]").click()
+    browser.execute_script(DRAW_ALL)
+    assert browser.execute_script(text, shown + "h4") == ["naive-0, steps 4 to 8"]
+    assert browser.execute_script(text, shown + ".ytick text") == lanes
+    assert complaints(browser) == []
 
 
 def choose(browser: Any, name: str, value: str) -> None:

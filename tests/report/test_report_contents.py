@@ -370,7 +370,7 @@ def test_all_charts_are_there(tmp_path: Path) -> None:
         *("clip", "zero-variance", "entropy", "truncation", "length", "grad-norm", "time"),
     }
     assert [series.label for series in found["lost"].panels[0].series] == ["changed by tokenizer"]
-    assert found["time"].panels[0].bars[0] == pytest.approx([12.0, 0.6, 18.0, 0.0, 5.4])
+    assert found["time"].panels[0].bars[0] == pytest.approx([12.0, 0.6, 18.0, 0.0, 0.0, 5.4])
     clipped = found["clip"].panels[0].series[0].curve
     assert clipped.mean == pytest.approx([0.25] * 6)
 

@@ -4,13 +4,17 @@
 const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
 const STROKES = ["", "7 4", "2 3", "7 3 2 3", "11 4", "11 3 2 3"];
 const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "x", "cross"];
-const PHASES = [["sample", "--agent-0"], ["verify", "--agent-2"], ["update", "--agent-1"], ["evaluate", "--agent-3"], ["other", "--soft"]];
+const PHASES = ["sample", "verify", "update", "evaluate", "save", "other"];
+const PHASE_COLOURS = new Map([
+  ["sample", "--agent-0"], ["verify", "--agent-2"], ["update", "--agent-1"], ["evaluate", "--agent-3"], ["save", "--agent-4"],
+  ["load", "--agent-5"], ["take weights", "--mean"], ["export", "--above"],
+]);
 const AXIS_TITLES = {
   steps: "training steps", rollouts: "rollouts sampled", tokens: "tokens sampled", seconds: "seconds of training",
 };
 const PAGE_OF_ROLLOUTS = 20, MOST_MARKERS = 15;
 
-const state = { axis: "steps", hidden: new Set(), method: null, shown: PAGE_OF_ROLLOUTS };
+const state = { axis: "steps", hidden: new Set(), shown: PAGE_OF_ROLLOUTS };
 let report, groups, plots = [];
 
 function element(tag, options = {}, ...children) {
@@ -53,6 +57,7 @@ const agentVariable = agent => {
   return place < 0 ? "--mean" : `--agent-${place % 6}`;
 };
 const agentStyle = agent => `var(${agentVariable(agent)})`;
+const phaseVariable = phase => PHASE_COLOURS.get(phase) ?? "--soft";
 const methodPlace = name => report.methods.findIndex(method => method.name === name);
 
 // ---------------------------------------------------------------- charts
@@ -145,13 +150,69 @@ function histogramTraces(panel) {
 }
 
 function barTraces(panel) {
-  return PHASES.map(([phase, variable], place) => ({
+  return PHASES.map((phase, place) => ({
     y: panel.labels.map(plain), x: panel.bars.map(row => row[place]), type: "bar", orientation: "h", name: phase,
-    marker: { color: colour(variable) }, hovertemplate: `${phase}: %{x:.4~g} s<extra></extra>`,
+    marker: { color: colour(phaseVariable(phase)) }, hovertemplate: `${phase}: %{x:.4~g} s<extra></extra>`,
   }));
 }
 
-function layoutOf(chart, panel) {
+// Phases of a chart's bars, known ones first and in one order.
+function phasesOf(chart) {
+  const found = new Set(chart.panels.flatMap(panel => panel.work.bars.map(bar => bar.phase)));
+  return [...[...PHASE_COLOURS.keys()].filter(phase => found.has(phase)), ...[...found].filter(phase => !PHASE_COLOURS.has(phase))];
+}
+
+function workTraces(panel, chart) {
+  const { bars, lanes } = panel.work;
+  return phasesOf(chart).map(phase => {
+    const own = bars.filter(bar => bar.phase === phase), shade = colour(phaseVariable(phase));
+    return {
+      type: "bar", orientation: "h", name: plain(phase), width: 0.7,
+      y: own.map(bar => bar.lane), base: own.map(bar => bar.begin), x: own.map(bar => bar.seconds),
+      // An edge makes the shortest work visible.
+      marker: { color: shade, line: { color: shade, width: 0.6 } },
+      customdata: own.map(bar => [plain(lanes[bar.lane]), bar.step, bar.seconds]),
+      hovertemplate: `%{customdata[0]}: ${plain(phase)}<br>step %{customdata[1]}, %{customdata[2]:.4~g} s<extra></extra>`,
+    };
+  });
+}
+
+// Long names often differ at their ends alone, so they are cut in the middle.
+function shortened(text, most) {
+  const characters = [...visible(text)], end = Math.floor(most / 2);
+  return characters.length <= most ? characters.join("") : [...characters.slice(0, most - 1 - end), "…", ...characters.slice(-end)].join("");
+}
+
+const LANE_PX = 26, TICK_PX = 7;
+
+function workLayout(layout, panel, place) {
+  const { labels, groups, marks, seconds } = panel.work;
+  const width = place.clientWidth, most = Math.max(10, Math.floor(0.34 * width / TICK_PX));
+  const names = labels.map(label => shortened(label, most));
+  const drawn = width - TICK_PX * Math.max(...names.map(name => name.length)) - 20;
+  layout.barmode = "overlay";
+  layout.margin.t = 24;
+  Object.assign(layout.yaxis, {
+    tickvals: labels.map((_, lane) => lane), ticktext: names.map(plain), range: [labels.length - 0.5, -0.5], fixedrange: true,
+    showgrid: false, zeroline: false, ticks: "", ticklabelstandoff: 6,
+  });
+  Object.assign(layout.xaxis, { range: [0, seconds], title: { ...layout.xaxis.title, text: "seconds" }, zeroline: false });
+  const across = { xref: "paper", x0: 0, x1: 1, yref: "y", layer: "below" };
+  layout.shapes = [
+    ...labels.map((_, lane) => ({ ...across, type: "rect", y0: lane - 0.35, y1: lane + 0.35, line: { width: 0 }, fillcolor: colour("--card") })),
+    ...groups.slice(1).map(lane => ({ ...across, type: "line", y0: lane - 0.5, y1: lane - 0.5, line: { color: colour("--line"), width: 1 } })),
+    ...marks.map(mark => ({ type: "line", xref: "x", x0: mark.begin, x1: mark.begin, yref: "paper", y0: 0, y1: 1, line: { color: colour("--soft"), width: 1, dash: "dot" } })),
+  ];
+  let free = -Infinity;
+  layout.annotations = marks.flatMap(mark => {
+    const text = `step ${mark.step}`, at = mark.begin / seconds * drawn, end = at + TICK_PX * text.length;
+    if (at < free || end > drawn + 10) return [];
+    free = end;
+    return [{ x: mark.begin, xref: "x", y: 1, yref: "paper", xanchor: "left", yanchor: "bottom", showarrow: false, text, font: { size: 12 }, borderpad: 0, xshift: -3 }];
+  });
+}
+
+function layoutOf(chart, panel, place) {
   const axis = {
     gridcolor: colour("--grid"), zerolinecolor: colour("--line"), linecolor: colour("--line"), automargin: true,
     tickfont: { size: 12 }, title: { font: { size: 12 }, standoff: 6 }, fixedrange: matchMedia("(pointer: coarse)").matches,
@@ -181,6 +242,8 @@ function layoutOf(chart, panel) {
     layout.barmode = "stack";
     layout.yaxis.autorange = "reversed";
     layout.xaxis.title = { ...axis.title, text: "seconds" };
+  } else if (panel.kind === "work") {
+    workLayout(layout, panel, place);
   } else {
     layout.xaxis.title = { ...axis.title, text: AXIS_TITLES[state.axis] };
     layout.xaxis.rangemode = "tozero";
@@ -190,12 +253,12 @@ function layoutOf(chart, panel) {
   return layout;
 }
 
-const TRACES = { lines: lineTraces, areas: areaTraces, histogram: histogramTraces, bars: barTraces };
+const TRACES = { lines: lineTraces, areas: areaTraces, histogram: histogramTraces, bars: barTraces, work: workTraces };
 
 function draw(plot) {
   plot.drawn = true;
   const { chart, panel, place } = plot;
-  return Plotly.react(place, TRACES[panel.kind](panel, chart), layoutOf(chart, panel),
+  return Plotly.react(place, TRACES[panel.kind](panel, chart), layoutOf(chart, panel, place),
     { displayModeBar: false, responsive: true, displaylogo: false });
 }
 
@@ -214,6 +277,7 @@ function figure(chart) {
   const panels = element("div", { class: "panels" });
   for (const panel of chart.panels) {
     const place = element("div", { class: "plot", role: "img", "aria-label": `${chart.title}: ${visible(panel.title)}` });
+    if (panel.work) place.style.height = `${LANE_PX * panel.work.lanes.length + 70}px`;
     const swatch = panel.agent ? element("span", { class: "swatch", colour: agentStyle(panel.agent) }) : null;
     const box = element("div", { class: "panel" }, element("h4", {}, swatch, visible(panel.title)), place,
       panel.note ? element("p", { class: "note" }, panel.note) : null);
@@ -232,7 +296,8 @@ function keysOf(chart) {
   const kind = chart.panels[0].kind;
   const key = (name, variable) => element("span", { class: "agent" }, element("span", { class: "swatch", colour: `var(${variable})` }), name);
   if (kind === "areas") return element("div", { class: "keys" }, ["inside", "below", "above"].map(name => key(name, `--${name}`)));
-  if (kind === "bars") return element("div", { class: "keys" }, PHASES.map(([name, variable]) => key(name, variable)));
+  if (kind === "bars") return element("div", { class: "keys" }, PHASES.map(phase => key(phase, phaseVariable(phase))));
+  if (kind === "work") return element("div", { class: "keys" }, phasesOf(chart).map(phase => key(visible(phase), phaseVariable(phase))));
   const labels = ownLabels(chart);
   if (labels.length) return element("div", { class: "keys" }, labels.map((label, place) => element("span", { class: "agent" }, stroke(place), label)));
   return null;
@@ -280,11 +345,9 @@ function bar() {
     element("div", { class: "group" }, element("span", {}, "Agents"), agents));
 }
 
-// Where several methods share, the charts of one are shown at a time.
-function methodChooser(section) {
-  const names = report.methods.filter(method => method.shares).map(method => method.name);
+// Of charts with panels for each method, those of one method are shown at a time.
+function methodChooser(section, names) {
   const choose = name => {
-    state.method = name;
     for (const box of section.querySelectorAll(".panel")) box.hidden = box.dataset.method !== "" && box.dataset.method !== name;
     for (const button of section.querySelectorAll("[data-choose]")) button.setAttribute("aria-pressed", button.dataset.choose === name);
     // A plot that was hidden when the axis changed or the window did has a wrong size.
@@ -333,6 +396,16 @@ function summarySection() {
 
 function section(id, title, lead, ...children) {
   return element("section", { id }, element("h2", {}, title), lead ? element("p", { class: "lead", "data-place": true }, lead) : null, children);
+}
+
+// ---------------------------------------------------------------- time
+
+function timeSection() {
+  const charts = report.charts.filter(chart => chart.section === "time"), data = report.tables.time;
+  if (!charts.length && !data) return [];
+  const of = id => charts.filter(chart => chart.id === id).map(figure);
+  return [section("time", "Where the time went", "What each agent was doing while the steps were made, and how long it had nothing to do.",
+    of("work"), data ? element("div", { class: "below" }, table(data)) : null, of("time"))];
 }
 
 // ---------------------------------------------------------------- rollouts
@@ -496,6 +569,7 @@ async function start() {
     section("learning", "Learning", "Rollouts and tokens are those that the agent sampled itself; seconds are the whole run's, evaluation left out. Bands are 95 % intervals over seeds, where there are several.", bar(), of("learning")),
     ...(tables.pairs ? [section("sharing", "Sharing", "For each learner and the author whose answers it learns from (learner ← author): how they compare, and how much of the author's work gets through.", table(tables.pairs), of("sharing"))] : []),
     section("health", "Training health", "Whether each agent's training itself is in order.", of("health")),
+    ...timeSection(),
     rolloutSection(),
     section("sources", "Runs", null, table(tables.runs), element("p", { class: "note" }, `Made by hacrl ${report.version}. All metrics are explained in docs/metrics.md.`)),
   ];
@@ -506,7 +580,9 @@ async function start() {
   first.before(charts);
   charts.append(...sections.filter(made => ["learning", "sharing", "health"].includes(made.id)));
   charts.prepend(first.querySelector(".bar"));
-  if (tables.pairs) methodChooser(document.getElementById("sharing"));
+  if (tables.pairs) methodChooser(document.getElementById("sharing"), report.methods.filter(method => method.shares).map(method => method.name));
+  const worked = report.charts.find(chart => chart.id === "work");
+  if (worked) methodChooser(document.getElementById("time"), worked.panels.map(panel => panel.method));
   document.getElementById("contents").append(...sections.map(made =>
     element("a", { href: `#${made.id}` }, made.id === "summary" ? "Summary" : made.querySelector("h2").textContent)));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
