@@ -109,7 +109,7 @@ def faults_on_ray(models: Mapping[str, Path]) -> set[str]:
         with mock.patch.object(fleet, "_pump", lambda late=late, waits=waits: setattr(late, "open", next(waits))):
             fleet._wait([early, late], for_peers=True)
         fleet._calls.append(_Call(process=mock.Mock(), phase=phase, pending=mock.Mock(), request=late))
-        fleet._arrived(late, [mock.Mock()], mock.Mock())
+        fleet._arrived(late, mock.Mock(), [mock.Mock()])
     fleet.sample([], step=1, deliver=mock.Mock())
     fleet.absent["qwen"] = "it is gone"
     return {generic(name) for name in execution_metrics(config, fleet.lap(), restarts=1, stale={}, staleness={})}

@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +158,7 @@ class RayFleet:
             requests.append(request)
             for process in agent.sampling:
                 pending = self._cluster.stream(process.remote, "sample", questions, step)
-                self._add(process, pending, request, take=lambda part, to=request: self._arrived(to, part, deliver))
+                self._add(process, pending, request, take=partial(self._arrived, request, deliver))
         return _Sampling(self, requests)
 
     def sample_evaluation(self, tasks: Sequence[Task], settings: EvaluationConfig | None = None) -> list[Completion]:
@@ -364,7 +365,7 @@ class RayFleet:
         request.open += 1
         self._calls.append(_Call(process=process, phase=request.phase, pending=pending, request=request, take=take))
 
-    def _arrived(self, request: _Request, part: Sequence[Completion], deliver: Deliver) -> None:
+    def _arrived(self, request: _Request, deliver: Deliver, part: Sequence[Completion]) -> None:
         if request.abandoned:
             self._count(request.agent, "rollouts_late", len(part))
         else:
