@@ -2,16 +2,16 @@
 
     with Machines(3) as machines:
         machines.start_ray(cpus=(0, 1, 1))
-        run = machines[0].popen(["hacrl", "train", "run.yaml", "execution.name=ray", f"execution.address={machines.ray_address}"])
+        run = machines[0].popen(["hacrl", "train", "run.yaml", f"execution.address={machines.ray_address}"])
         machines[1].cut()      # its cable is pulled; the processes on it go on
         machines[1].heal()
 
-All share the file system, but for /tmp/ray, and the cores, and each sees all processes: `address: auto` could find another
-cluster. Processes of one machine do not see another's network, nor this
-one's. Needs root; `not_permitted` tells. What a killed owner has left behind is removed by the next one.
+All share the file system, but for /tmp/ray, and the cores, and each sees all processes: `address: auto` could find
+another cluster. Processes of one machine do not see another's network, nor this one's. Needs root; `not_permitted`
+tells. What a killed owner has left behind is removed by the next one.
 
-From a shell: `python tests/drill/namespaces.py 0 1 1` starts a cluster with so many cores on each machine, prints how to
-run a command on the first one, and takes it away at Ctrl-C.
+From a shell: `python tests/drill/namespaces.py 0 1 1` starts a cluster with so many cores on each machine, prints how
+to run a command on the first one, and takes it away at Ctrl-C.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ START_SECONDS = 60.0
 STOP_SECONDS = 10.0
 NAME = re.compile(r"hacrl-(\d+)-(\d+)")
 
-# Each machine has its own /tmp/ray, name and list of names, as separate ones would. A token that some earlier use of Ray has
-# left in the home folder would turn authentication on for the head, and not for those that join it.
+# Each machine has its own /tmp/ray, name and list of names, as separate ones would. A token that some earlier use of
+# Ray has left in the home folder would turn authentication on for the head, and not for those that join it.
 ENTER = (
     'mount --bind "$1" /tmp/ray && mount --bind "$2" /etc/hosts && hostname "$3" && export PATH="$4:$PATH" && '
     'export RAY_AUTH_MODE=disabled && shift 4 && exec "$@"'
@@ -136,6 +136,8 @@ class Machines:
                 _ip("-n", machine.namespace, "address", "add", f"{machine.address}/24", "dev", "eth0")
                 for device in ("eth0", "lo"):
                     _ip("-n", machine.namespace, "link", "set", device, "up")
+                # It leads nowhere, but a machine finds out its own address by asking for the way to the world.
+                _ip("-n", machine.namespace, "route", "add", "default", "dev", "eth0")
         except BaseException:
             self.__exit__()
             raise
