@@ -13,52 +13,47 @@ PAGE = Path(__file__).with_name("fault-drill.md")
 HEAD = """\
 # Fault drill
 
-<!-- Written by docs/generate_fault_drill.py; `make drill` injects the faults and writes it anew. -->
+<!-- Written by docs/generate_fault_drill.py; `make drill` injects the faults and writes this page anew. -->
 
-Each line of the table is a fault that was injected into a run on Ray: `hacrl train`, started as a user starts it, with two
-tiny agents of different families, {steps} steps, a checkpoint every second step, and `execution.watchdog_s` at 20 s where
-the table does not say otherwise. `make drill` does it all again (`HACRL_DRILL_SEED=1` at other moments;
-[tests/drill](../tests/drill)). After every one of them this must hold, and is checked:
+Each line of the table is a fault that was injected into a run on Ray: `hacrl train`, started as a user starts it, with
+two tiny agents of different families, ten steps, a checkpoint every second step, and `execution.watchdog_s: 20` where
+the table does not say otherwise. `make drill` does it all again, and with `HACRL_DRILL_SEED=1` at other moments
+([tests/drill](../tests/drill)). This must hold after every fault, and is checked:
 
-- **Nothing that was recorded is lost.** Lines of `metrics.jsonl` up to the last checkpoint stay byte for byte; at the end
-  every step is there once.
-- **The same run.** Where the table says so, metrics, rollouts, evaluations, weights and optimizers are bit for bit those of
-  a run without a fault.
-- **No hang.** The run goes on, or ends, within the watchdog's limit and {start:.0f} s for a new start; where a machine is lost,
-  {lost:.0f} s more, for Ray takes about a minute to give a machine up.
-- **No orphans.** Once the run has ended, none of its processes is left ({orphan:.0f} s are allowed; on a machine that cannot
-  be reached its own Ray ends them).
-- **The words.** Exit status and message are those of [Agents on Ray](ray.md#faults).
+- **Nothing that was recorded is lost.** Lines of `metrics.jsonl` up to the last checkpoint stay byte for byte as they
+  were; at the end every step is there once.
+- **The same run.** Where the table says so, metrics, rollouts, evaluations, weights and optimizers are bit for bit those
+  of a run without a fault.
+- **No hang.** The pause, which is the longest time after the fault without a new step, or up to the run's end, stays
+  below the limit: the watchdog's time, and what a new start may take on a busy machine; where a machine is lost also
+  the minute and a half in which Ray gives it up.
+- **No orphans.** Soon after the run's end none of its processes is left. On a machine that cannot be reached, its own
+  part of Ray ends them.
+- **The words.** The exit status, and the message that names place and remedy, are those of [Agents on Ray](ray.md#faults).
 
-*Pause* is the longest time after the fault without a new step, or until the end. *Again* is the number of recorded steps
-behind the last checkpoint, which are made again. Moments are drawn at random from a seed.
+*Again* is how many recorded steps were behind the last checkpoint, and were made again. Machines are network namespaces of
+one computer; that one is cut off means that its cable was pulled. {count} faults; the longest pause was {longest:.0f} s.
 
-{count} faults; the longest pause was {longest:.0f} s. Machines are network namespaces of one computer, and "cut off" means that
-their cable was pulled.
-
-| Fault | Moment | What happened | Pause, s | Again |
-|---|---|---|---:|---:|
+| Fault | Moment | What happened | Pause, s | Limit, s | Again |
+|---|---|---|---:|---:|---:|
 """
 
 
-def page(rows: list[Mapping[str, Any]], **limits: float) -> str:
+def page(rows: list[Mapping[str, Any]]) -> str:
     lines = [
-        f"| {row['fault']} | {row['moment']} | {row['outcome']} | {row['seconds']:.0f} | {row['again']} |"
+        f"| {row['fault']} | {row['moment']} | {row['outcome']} |"
+        f" {row['seconds']:.0f} | {row['limit']:.0f} | {row['again']} |"
         for row in rows
     ]
-    head = HEAD.format(count=len(rows), longest=max(row["seconds"] for row in rows), **limits)
+    head = HEAD.format(count=len(rows), longest=max(row["seconds"] for row in rows))
     return head + "\n".join(lines) + "\n"
 
 
 def main() -> None:
-    sys.path[:0] = [str(PAGE.parent.parent / "tests"), str(PAGE.parent.parent / "tests" / "drill")]
-    from drilled_run import LOST_SECONDS, ORPHAN_SECONDS, START_SECONDS, STEPS
-
     rows = [json.loads(line) for line in Path(sys.argv[1]).read_text().splitlines()]
     # A fault that was injected again counts once, as it went the last time.
     latest = {row["test"]: row for row in rows}
-    text = page(list(latest.values()), steps=STEPS, start=START_SECONDS, lost=LOST_SECONDS, orphan=ORPHAN_SECONDS)
-    PAGE.write_text(text)
+    PAGE.write_text(page([latest[name] for name in sorted(latest)]))
 
 
 if __name__ == "__main__":
