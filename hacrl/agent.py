@@ -28,6 +28,9 @@ from hacrl.seeds import derive_seed
 from hacrl.types import Completion, RolloutGroup, Task
 from hacrl.workers import Workers, whole
 
+# In a checkpoint, beside the last state of an agent that had been let go; alone where none of its states was saved.
+ABSENT = "absent.json"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentUpdate:
@@ -253,10 +256,12 @@ class Agent:
         (folder / "agent.json").write_text(json.dumps({"name": self.name, "weights_version": self.weights_version}))
 
     def load(self, folder: Path, *, weights_only: bool = False) -> None:
-        """Take over a saved state, of however many workers.
+        """Take over a saved state, of however many workers; nothing where the agent was lost before its first one.
 
         Raises RunDirectoryError for a missing file, ModelError for another model's weights.
         """
+        if (folder / ABSENT).exists() and not (folder / "agent.json").exists():
+            return
         try:
             self.weights_version = json.loads((folder / "agent.json").read_text())["weights_version"]
             if self.learner is not None:

@@ -382,7 +382,7 @@ def build_fleet(
             dump_directory=batches,
             log_directory=directory / "processes",
             engine_log_directory=engine_logs,
-            lets_go=last_start and config.execution.on_agent_failure == "continue_without",
+            restarted=not last_start,
         )
     return LocalFleet(config, prepared.encoders, algorithm, dump_directory=batches, log_directory=engine_logs)
 

@@ -45,8 +45,15 @@ class ScriptedAgent(HostedAgent):
 
 
 def scripted_fleet(
-    tiny_models: dict[str, Path], folder: Path, monkeypatch: pytest.MonkeyPatch, agent: type, **settings: Any
+    tiny_models: dict[str, Path],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    agent: type,
+    *,
+    restarted: bool = False,
+    **settings: Any,
 ) -> RayFleet:
+    """Agents of the class `agent`, with these settings of `execution`."""
     monkeypatch.setattr("hacrl.execution.ray_fleet.HostedAgent", agent)
     monkeypatch.chdir(folder)
     config = load_config(run_config(tiny_models, folder / "run", execution={"name": "ray", **settings}))
@@ -57,7 +64,7 @@ def scripted_fleet(
         build_algorithm(config),
         dump_directory=folder,
         log_directory=folder / "processes",
-        lets_go=config.execution.on_agent_failure == "continue_without",
+        restarted=restarted,
     )
 
 

@@ -13,7 +13,7 @@ from tiny_runs import run_config
 from hacrl.agent import Agent
 from hacrl.config import load_config
 from hacrl.encode import Encoder
-from hacrl.errors import ModelError
+from hacrl.errors import ModelError, RunDirectoryError
 from hacrl.policy import load_policies
 from hacrl.trainer import build_algorithm
 from hacrl.types import Completion, Task
@@ -89,3 +89,16 @@ def test_probabilities_that_are_not_finite_are_an_error(agent_of: Callable[..., 
 
 def texts_of(completions: Sequence[Completion]) -> list[tuple[str, int, str, tuple[int, ...]]]:
     return [(item.task_id, item.index, item.text, item.token_ids) for item in completions]
+
+
+def test_an_agent_that_was_lost_before_its_first_state_begins_anew(
+    agent_of: Callable[..., Agent], tmp_path: Path
+) -> None:
+    agent = agent_of()
+    folder = tmp_path / "state"
+    folder.mkdir()
+    with pytest.raises(RunDirectoryError, match=r"agent\.json of agent qwen is missing"):
+        agent.load(folder)
+    (folder / "absent.json").write_text("{}")
+    agent.load(folder)
+    assert agent.weights_version == 0

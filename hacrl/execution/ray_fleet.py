@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hacrl.agent import AgentUpdate
+from hacrl.agent import ABSENT, AgentUpdate
 from hacrl.algorithms.algorithm import Algorithm, Credit
 from hacrl.config import AgentConfig, EvaluationConfig, RayConfig, RunConfig
 from hacrl.errors import AgentError, AgentLostError, ClusterError, HacrlError, RunDirectoryError
@@ -101,11 +101,11 @@ class RayFleet:
     """See `Fleet`. Folders of checkpoints and exports are written by the agents' processes: on a cluster of several
     machines they must be on a file system that all of them share.
 
-    `lets_go`: an agent that fails, or whose process dies, is let go instead of ending the run, as long as one that
-    learns is left. Without it, an error of `hacrl.errors` that an agent raised comes out of any method as it is,
-    AgentError tells of any other, and AgentLostError of a process that died or made no progress for
-    `execution.watchdog_s`; after an error nothing but `close` is of use. Raises ClusterError where the cluster cannot
-    be reached or cannot hold the agents.
+    An error of `hacrl.errors` that an agent raised comes out of any method as it is, AgentError tells of any other, and
+    AgentLostError of a process that died or made no progress for `execution.watchdog_s`; after an error nothing but
+    `close` is of use. With `execution.on_agent_failure: continue_without` the agent is let go instead, as long as one
+    that learns is left; a lost one only if it is not to be `restarted` by whoever catches AgentLostError. Raises
+    ClusterError where the cluster cannot be reached or cannot hold the agents.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class RayFleet:
         dump_directory: Path,
         log_directory: Path,
         engine_log_directory: Path | None = None,
-        lets_go: bool = False,
+        restarted: bool = False,
     ) -> None:
         self.config = config
         self.names = tuple(agent.name for agent in config.agents)
@@ -128,6 +128,7 @@ class RayFleet:
         self._dump_directory = dump_directory.absolute()
         self._log_directory = log_directory.absolute()
         self._engine_logs = engine_log_directory.absolute() if engine_log_directory is not None else None
+        self._restarted = restarted
         # Agents are let go once all have been loaded: a run that cannot begin is no run.
         self._lets_go = False
         self._agents: dict[str, _Agent] = {}
@@ -143,7 +144,7 @@ class RayFleet:
         except BaseException:
             self.close()
             raise
-        self._lets_go = lets_go
+        self._lets_go = settings.on_agent_failure == "continue_without"
 
     # ------------------------------------------------------------ what the loop asks
 
@@ -460,8 +461,9 @@ class RayFleet:
 
     def _failed(self, name: str, error: HacrlError) -> None:
         """Let the agent go, or raise the error."""
+        lets_go = self._lets_go and not (isinstance(error, AgentLostError) and self._restarted)
         left = [agent for other, agent in self._present().items() if other != name]
-        if not self._lets_go or not any(agent.config.role != "author" for agent in left):
+        if not lets_go or not any(agent.config.role != "author" for agent in left):
             raise error
         self._drop(name, str(error))
         warnings.warn(
@@ -558,10 +560,6 @@ class _Updating:
             for request in self._requests
             if request.value is not None and not request.abandoned
         }
-
-
-# Beside an absent agent's last state in a checkpoint; without any state it starts anew from its model.
-ABSENT = "absent.json"
 
 
 def as_seen_by(config: RunConfig, demand: Demand) -> RunConfig:

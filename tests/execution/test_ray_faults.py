@@ -38,6 +38,7 @@ def make(
     fleets = []
 
     def making(agent: type, **settings: Any) -> RayFleet:
+        """`settings` are those of `scripted_fleet`."""
         fleets.append(scripted_fleet(tiny_models, tmp_path, monkeypatch, agent, **settings))
         return fleets[-1]
 
@@ -209,6 +210,9 @@ def test_an_agent_that_fails_is_let_go_and_comes_back_from_its_last_state(make: 
     assert updates["qwen"] == 1
     assert updates["llama"].metrics == {}
     assert "no room" in fleet.absent["llama"]
+    # Nothing of it had been saved before: then its folder says so, and it begins anew from that.
+    fleet.save(tmp_path / "none", before=None)
+    assert [file.name for file in (tmp_path / "none/llama").iterdir()] == ["absent.json"]
     assert fleet.lap().counts == {"llama": {"absent": 1}}
     # The others go on, and what is saved still holds it, as it was.
     assert fleet.update([], no_credit(), step=2).wait()["qwen"] == 2
@@ -220,6 +224,15 @@ def test_an_agent_that_fails_is_let_go_and_comes_back_from_its_last_state(make: 
     assert not fleet.absent
     Path("mended").touch()
     assert fleet.update([], no_credit(), step=3).wait() == {"qwen": 3, "llama": 1}
+
+
+def test_a_lost_agent_is_let_go_only_when_there_is_no_restart_and_a_failing_one_at_once(make: Make) -> None:
+    fleet = impatient(make(hanging(), on_agent_failure="continue_without", restarted=True))
+    with pytest.raises(AgentLostError, match="no progress"):
+        fleet.update([], no_credit(), step=1).wait()
+    failing_fleet = make(failing(), on_agent_failure="continue_without", restarted=True)
+    with pytest.warns(UserWarning, match="agent llama is let go"):
+        failing_fleet.update([], no_credit(), step=1).wait()
 
 
 def test_the_last_learner_cannot_be_let_go(make: Make) -> None:
