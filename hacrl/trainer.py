@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -346,12 +347,12 @@ def reward_tensor(groups: Sequence[RolloutGroup], names: Sequence[str]) -> Tenso
     """rewards_PAG in float64; NaN = no such rollout, or not scored."""
     place = {name: index for index, name in enumerate(names)}
     largest = max((rollout.completion.index + 1 for group in groups for rollout in group.rollouts), default=1)
-    rewards_PAG = torch.full((len(groups), len(names), largest), math.nan, dtype=torch.float64)
+    rewards_PAG = np.full((len(groups), len(names), largest), math.nan)
     for prompt, group in enumerate(groups):
         for rollout in group.rollouts:
             if rollout.verdict.reward is not None:
                 rewards_PAG[prompt, place[rollout.completion.author], rollout.completion.index] = rollout.verdict.reward
-    return rewards_PAG
+    return torch.from_numpy(rewards_PAG)
 
 
 # ---------------------------------------------------------------- parts from the configuration
