@@ -237,8 +237,8 @@ class Agent:
         values, ratios = self._told_by_all(metrics, update.ratios)
         tables = {author: np.full(np.shape(table), math.nan) for author, table in advantages.items()}
         place = {group.task.id: number for number, group in enumerate(groups)}
-        for (task_id, author, index), ratio in ratios.items():
-            tables[author][place[task_id], index] = ratio
+        for (task_id, author, index), s in ratios.items():
+            tables[author][place[task_id], index] = s
         return AgentUpdate(metrics=values, ratios=tables)
 
     def _told_by_all(

@@ -495,6 +495,7 @@ def training_samples(
                 continue
             count = counts[author]
             own = author == learner
+            ids: tuple[int, ...] | None
             if own:
                 assert isinstance(completion, Completion), "a learner has its own completions whole"
                 ids, author_logprobs = completion.token_ids, completion.logprobs

@@ -191,7 +191,7 @@ def _advantages(names: Sequence[str], credit: Credit) -> dict[str, _Worth]:
     uses_LA = ~np.isnan(values_LPAG).all(axis=(1, 3))
     return {
         author: _Worth(
-            learners=[names[learner] for learner in np.flatnonzero(uses_LA[:, place])],
+            learners=[name for name, uses in zip(names, uses_LA[:, place], strict=True) if uses],
             values_PGL=np.moveaxis(values_LPAG[uses_LA[:, place], :, place], 0, -1),
         )
         for place, author in enumerate(names)

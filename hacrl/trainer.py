@@ -401,6 +401,5 @@ def build_capability_tracker(config: RunConfig) -> CapabilityTracker:
 
 def allowed_authors(config: RunConfig) -> Tensor:
     """allowed_LA (bool): may learner l use rollouts of author a."""
-    return torch.tensor(
-        [[author.name in config.authors_for(learner) for author in config.agents] for learner in config.agents]
-    )
+    used = [set(config.authors_for(learner)) for learner in config.agents]
+    return torch.tensor([[author.name in names for author in config.agents] for names in used])
