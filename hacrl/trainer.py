@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -234,12 +235,12 @@ def reward_tensor(groups: Sequence[RolloutGroup], names: Sequence[str]) -> Tenso
     """rewards_PAG in float64; NaN = no such rollout, or not scored."""
     place = {name: index for index, name in enumerate(names)}
     largest = max((rollout.completion.index + 1 for group in groups for rollout in group.rollouts), default=1)
-    rewards_PAG = torch.full((len(groups), len(names), largest), math.nan, dtype=torch.float64)
+    rewards_PAG = np.full((len(groups), len(names), largest), math.nan)
     for prompt, group in enumerate(groups):
         for rollout in group.rollouts:
             if rollout.verdict.reward is not None:
                 rewards_PAG[prompt, place[rollout.completion.author], rollout.completion.index] = rollout.verdict.reward
-    return rewards_PAG
+    return torch.from_numpy(rewards_PAG)
 
 
 # ---------------------------------------------------------------- parts from the configuration
@@ -288,6 +289,5 @@ def build_capability_tracker(config: RunConfig) -> CapabilityTracker:
 
 def allowed_authors(config: RunConfig) -> Tensor:
     """allowed_LA (bool): may learner l use rollouts of author a."""
-    return torch.tensor(
-        [[author.name in config.authors_for(learner) for author in config.agents] for learner in config.agents]
-    )
+    used = [set(config.authors_for(learner)) for learner in config.agents]
+    return torch.tensor([[author.name in names for author in config.agents] for names in used])

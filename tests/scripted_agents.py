@@ -37,7 +37,7 @@ class ScriptedAgent(HostedAgent):
             yield [f"{self.name} on {task.id}"]
         yield self._answered(None, begin, ("take care",))
 
-    def update(self, groups: Any, advantages: Any, ratio: Any, fingerprints: Any, step: int) -> Answer:
+    def update(self, *_: Any) -> Answer:
         if self.name == "llama":
             raise ZeroDivisionError("a bug")
         time.sleep(60)

@@ -19,6 +19,7 @@ from hacrl.agent import ABSENT, AgentUpdate
 from hacrl.algorithms.algorithm import Algorithm, Credit
 from hacrl.config import AgentConfig, EvaluationConfig, RayConfig, RunConfig
 from hacrl.errors import AgentError, AgentLostError, ClusterError, HacrlError, RunDirectoryError
+from hacrl.execution.exchange import Exchange
 from hacrl.execution.fleet import Deliver, learner_credit
 from hacrl.execution.hosted_agent import Answer, HostedAgent
 from hacrl.execution.placement import Demand, demands, threads
@@ -181,13 +182,16 @@ class RayFleet:
         ]
 
     def update(self, groups: Sequence[RolloutGroup], credit: Credit, *, step: int) -> _Updating:
-        # Once into the object store, for all learners.
-        exchanged = self._cluster.put([replace(group, task=_question(group.task)) for group in groups])
+        tasks = self._cluster.put([_question(group.task) for group in groups])
+        exchange = Exchange(groups, self._fingerprints, self._cluster.put)
         requests = []
         for learner, name in enumerate(self.names):
             if name in self.absent or self._behind(name, "update"):
                 continue
-            arguments = (exchanged, *learner_credit(credit, learner, self.names), self._fingerprints, step)
+            authors = self.config.authors_for(self._agents[name].config)
+            told, fingerprints = exchange.told(name, authors)
+            advantages_PAG, ratio = learner_credit(credit, learner, self.names, authors)
+            arguments = (tasks, advantages_PAG, ratio, fingerprints, step, *told)
             requests.append(self._ask(name, "update", "update", arguments))
             self._send_weights(name)
         return _Updating(self, requests)

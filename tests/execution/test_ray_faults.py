@@ -117,7 +117,7 @@ def dawdling() -> type:
                 yield [completion(task, self.name)]
             yield self._answered(None, begin, ())
 
-        def update(self, groups: Any, advantages: Any, ratio: Any, fingerprints: Any, step: int) -> Answer:
+        def update(self, tasks: Any, advantages: Any, ratio: Any, fingerprints: Any, step: int, *_: Any) -> Answer:
             return self._answered(f"step {step}", time.time(), ())
 
     def completion(task: Task, author: str) -> Completion:
@@ -178,7 +178,7 @@ def failing() -> type:
     class FailingAgent(ScriptedAgent):
         """`llama` fails to learn until a file says that it is mended; states are files with the number of updates."""
 
-        def update(self, groups: Any, advantages: Any, ratio: Any, fingerprints: Any, step: int) -> Answer:
+        def update(self, *_: Any) -> Answer:
             if self.name == "llama" and not Path("mended").exists():
                 raise MemoryError("no room")
             self.updates = getattr(self, "updates", 0) + 1
