@@ -22,17 +22,19 @@ the table does not say otherwise. `make drill` does it all again, and with `HACR
 
 - **Nothing that was recorded is lost.** Lines of `metrics.jsonl` up to the last checkpoint stay byte for byte as they
   were; at the end every step is there once.
-- **The same run.** Where the table says so, metrics, rollouts, evaluations, weights and optimizers are bit for bit those
-  of a run without a fault.
+- **The same run.** Where the table says so, metrics, rollouts, evaluations, weights and optimizers are bit for bit
+  those of a run without a fault.
 - **No hang.** The pause, which is the longest time after the fault without a new step, or up to the run's end, stays
   below the limit: the watchdog's time, and what a new start may take on a busy machine; where a machine is lost also
   the minute and a half in which Ray gives it up.
 - **No orphans.** Soon after the run's end none of its processes is left. On a machine that cannot be reached, its own
   part of Ray ends them.
-- **The words.** The exit status, and the message that names place and remedy, are those of [Agents on Ray](ray.md#faults).
+- **The words.** The exit status, and the message that names place and remedy, are those of
+  [Agents on Ray](ray.md#faults).
 
-*Again* is how many recorded steps were behind the last checkpoint, and were made again. Machines are network namespaces of
-one computer; that one is cut off means that its cable was pulled. {count} faults; the longest pause was {longest:.0f} s.
+*Again* is how many recorded steps were behind the last checkpoint, and were made again. Machines are network namespaces
+of one computer; that one is cut off means that its cable was pulled. {count} faults; the longest pause was
+{longest:.0f} s.
 
 | Fault | Moment | What happened | Pause, s | Limit, s | Again |
 |---|---|---|---:|---:|---:|

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from hacrl.agent_state import load_state, save_state, told_refusal
@@ -25,16 +26,22 @@ from hacrl.sampling.sampler import SampledTokens, Sampler
 from hacrl.sampling.transformers import TransformersSampler
 from hacrl.sampling.vllm_sampler import VllmSampler
 from hacrl.seeds import derive_seed
-from hacrl.types import Completion, RolloutGroup, Task
+from hacrl.types import Completion, RolloutGroup, SharedGroup, Task
 from hacrl.workers import Workers, whole
+
+# In a checkpoint, beside the last state of an agent that had been let go; alone where none of its states was saved.
+ABSENT = "absent.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentUpdate:
-    """One agent's part of a step's update: flat metrics, and the ratio s of each row that was computed."""
+    """One agent's part of a step's update: flat metrics, and the ratio s of each row that was computed.
+
+    `ratios[author]` is P x G, NaN = not computed; authors whose rollouts the agent does not use are left out.
+    """
 
     metrics: Mapping[str, float]
-    ratios: Mapping[RolloutKey, float]
+    ratios: Mapping[str, np.ndarray]
 
 
 class Agent:
@@ -197,7 +204,7 @@ class Agent:
 
     def update(
         self,
-        groups: Sequence[RolloutGroup],
+        groups: Sequence[RolloutGroup | SharedGroup],
         advantages: Mapping[str, Sequence[Sequence[float]]],
         ratio: Mapping[str, float],
         fingerprints: Mapping[str, str],
@@ -210,7 +217,7 @@ class Agent:
         over this learner's; `fingerprints[author]` tells which authors share this agent's tokenizer.
         """
         if self.learner is None:
-            return self._told_by_all(self._sampling_metrics, {})
+            return AgentUpdate(metrics=self._told_by_all(self._sampling_metrics, {})[0], ratios={})
         encoded = training_samples(
             groups,
             learner=self.name,
@@ -230,15 +237,22 @@ class Agent:
             for author in encoded.exchange:
                 metrics.merge(encoded.exchange[author].metrics(), prefix=f"author/{author}/")
         metrics.merge(update.metrics)
-        return self._told_by_all(metrics, update.ratios)
+        values, ratios = self._told_by_all(metrics, update.ratios)
+        tables = {author: np.full(np.shape(table), math.nan) for author, table in advantages.items()}
+        place = {group.task.id: number for number, group in enumerate(groups)}
+        for (task_id, author, index), s in ratios.items():
+            tables[author][place[task_id], index] = s
+        return AgentUpdate(metrics=values, ratios=tables)
 
-    def _told_by_all(self, metrics: Metrics, ratios: Mapping[RolloutKey, float]) -> AgentUpdate:
+    def _told_by_all(
+        self, metrics: Metrics, ratios: Mapping[RolloutKey, float]
+    ) -> tuple[dict[str, float], dict[RolloutKey, float]]:
         """All workers' metrics and ratios on rank 0, nothing elsewhere."""
         together, joined = Metrics(), dict[RolloutKey, float]()
         for part, part_ratios in self.workers.gather((metrics, ratios)):
             together.merge(part)
             joined.update(part_ratios)
-        return AgentUpdate(metrics=together.values(), ratios=joined)
+        return together.values(), joined
 
     # ------------------------------------------------------------ state
 
@@ -258,10 +272,12 @@ class Agent:
             (folder / "agent.json").write_text(version)
 
     def load(self, folder: Path, *, weights_only: bool = False) -> None:
-        """Take over a saved state, of however many workers.
+        """Take over a saved state, of however many workers; nothing where the agent was lost before its first one.
 
         Raises RunDirectoryError for a missing file, ModelError for another model's weights.
         """
+        if (folder / ABSENT).exists() and not (folder / "agent.json").exists():
+            return
         try:
             self.weights_version = json.loads((folder / "agent.json").read_text())["weights_version"]
             if self.learner is not None:

@@ -24,7 +24,16 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from hacrl.config import AgentConfig, ExchangeConfig
 from hacrl.errors import ModelError
 from hacrl.metrics import Metrics
-from hacrl.types import Completion, FinishReason, Message, Prompt, RolloutGroup, TrainingSample
+from hacrl.types import (
+    Completion,
+    FinishReason,
+    Message,
+    Prompt,
+    RolloutGroup,
+    SharedCompletion,
+    SharedGroup,
+    TrainingSample,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -230,30 +239,38 @@ class Encoder:
         ids = tuple(self._text_ids(text))
         return (*ids, self.eos_token_id) if finish_reason == "stop" else ids
 
-    def foreign_ids(self, completion: Completion, *, author_fingerprint: str) -> ForeignEncoding:
+    def foreign_ids(self, completion: Completion | SharedCompletion, *, author_fingerprint: str) -> ForeignEncoding:
         """Another agent's answer in this agent's ids.
 
         Ids of an identical tokenizer are passed on, a closing end of sequence replaced by this agent's where this
         agent does not stop on it. Ids that hold one of this agent's stop ids earlier (the author did not stop there)
         are not: like text of any other tokenizer, they are encoded anew without it.
         """
-        ids = completion.token_ids
         ended = completion.finish_reason == "stop"
-        body = ids[:-1] if ended else ids
-        passed_on = author_fingerprint == self.fingerprint and not set(body) & set(self.stop_token_ids)
-        if passed_on:
-            if ended and ids[-1] not in self.stop_token_ids:
-                ids = (*body, self.eos_token_id)
-        else:
+        passed = self._passed_on(completion) if author_fingerprint == self.fingerprint else None
+        if passed is None:
             # The length limit can cut a character in two; the half is noise that no one should learn.
             text = completion.text if ended else completion.text.rstrip("\ufffd")
             ids = self.encode_completion(text, finish_reason=completion.finish_reason)
+        else:
+            ids = passed
         return ForeignEncoding(
             ids=ids,
-            passed_on=passed_on,
-            length_change=len(ids) - len(completion.token_ids),
+            passed_on=passed is not None,
+            length_change=len(ids) - completion.tokens,
             round_trip=self.decode(ids) == completion.text,
         )
+
+    def _passed_on(self, completion: Completion | SharedCompletion) -> tuple[int, ...] | None:
+        """The author's ids as this agent takes them over, or None where it cannot."""
+        ids = completion.token_ids
+        if ids is None:
+            raise ValueError(f"completion of {completion.author} for {completion.task_id}: its ids have been left out")
+        ended = completion.finish_reason == "stop"
+        body = ids[:-1] if ended else ids
+        if set(body) & set(self.stop_token_ids):
+            return None
+        return (*body, self.eos_token_id) if ended and ids[-1] not in self.stop_token_ids else ids
 
     def _text_ids(self, text: str) -> list[int]:
         ids = self._continuations.encode(text, add_special_tokens=False).ids
@@ -439,7 +456,7 @@ class Samples:
 
 
 def training_samples(
-    groups: Sequence[RolloutGroup],
+    groups: Sequence[RolloutGroup | SharedGroup],
     *,
     learner: str,
     advantages: Mapping[str, Sequence[Sequence[float]]],
@@ -469,8 +486,7 @@ def training_samples(
     samples: list[TrainingSample] = []
     for position, group in enumerate(groups):
         prompt_ids: tuple[int, ...] | None = None
-        for rollout in group.rollouts:
-            completion = rollout.completion
+        for completion in group.completions:
             author = completion.author
             if author not in advantages:
                 continue
@@ -479,15 +495,20 @@ def training_samples(
                 continue
             count = counts[author]
             own = author == learner
-            ids: tuple[int, ...] | None = completion.token_ids
-            if not own:
+            ids: tuple[int, ...] | None
+            if own:
+                assert isinstance(completion, Completion), "a learner has its own completions whole"
+                ids, author_logprobs = completion.token_ids, completion.logprobs
+            else:
                 ids = _foreign(completion, count, encoder, fingerprints[author], max_new_tokens, exchange)
+                author_logprobs = None
             if ids is None:
                 continue
             if not ids:
                 count.drop("empty")
                 continue
-            if not math.isfinite(completion.mean_logprob):
+            author_mean_logprob = completion.mean_logprob
+            if not math.isfinite(author_mean_logprob):
                 count.drop("logprob_not_finite")
                 continue
             count.rows += 1
@@ -501,8 +522,8 @@ def training_samples(
                     own=own,
                     prompt_ids=prompt_ids,
                     completion_ids=ids,
-                    author_mean_logprob=completion.mean_logprob,
-                    author_logprobs=completion.logprobs if own else None,
+                    author_mean_logprob=author_mean_logprob,
+                    author_logprobs=author_logprobs,
                     advantage=advantage,
                     ratio=1.0 if own else float(ratio[author]),
                 )
@@ -511,7 +532,7 @@ def training_samples(
 
 
 def _foreign(
-    completion: Completion,
+    completion: Completion | SharedCompletion,
     count: _Counts,
     encoder: Encoder,
     fingerprint: str,

@@ -39,6 +39,7 @@ PHASES = {
     "sample": "sampling",
     "verify": "verifying",
     "update": "updating",
+    "save": "saving",
     "export": "exporting",
 }
 BARS = "▁▂▃▄▅▆▇█"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,12 +31,15 @@ def step_metrics(
 ) -> dict[str, float]:
     """Names: `agent/<name>/...`, `pair/<learner>/<author>/...`, `trackers/<name>/...`, `time/...`, and totals of the
     step."""
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    tokens = sum(len(rollout.completion.token_ids) for rollout in rollouts)
-    metrics: dict[str, float] = {"rollouts": len(rollouts), "tokens_sampled": tokens}
+    by_author: dict[str, list[Rollout]] = {agent.name: [] for agent in config.agents}
+    for group in groups:
+        for rollout in group.rollouts:
+            by_author[rollout.completion.author].append(rollout)
+    tokens = sum(rollout.completion.tokens for mine in by_author.values() for rollout in mine)
+    metrics: dict[str, float] = {"rollouts": sum(map(len, by_author.values())), "tokens_sampled": tokens}
     for position, agent in enumerate(config.agents):
         own = f"agent/{agent.name}"
-        mine = [rollout for rollout in rollouts if rollout.completion.author == agent.name]
+        mine = by_author[agent.name]
         if mine:
             metrics |= {f"{own}/{name}": value for name, value in _author_metrics(mine).items()}
             capability = float(capability_A[position])
@@ -43,10 +48,11 @@ def step_metrics(
         if agent.role != "author":
             metrics |= {f"{own}/{name}": value for name, value in _credit_metrics(credit, position).items()}
         metrics |= _update_metrics(agent.name, updates[agent.name].metrics)
-    for learner, agent in enumerate(config.agents):
-        for author, name in enumerate(other.name for other in config.agents):
-            if name != agent.name and name in config.authors_for(agent):
-                metrics[f"pair/{agent.name}/{name}/omega"] = float(credit.ratio_LA[learner, author])
+    place = {agent.name: position for position, agent in enumerate(config.agents)}
+    for agent, ratio_A in zip(config.agents, credit.ratio_LA.tolist(), strict=True):
+        for name in config.authors_for(agent):
+            if name != agent.name:
+                metrics[f"pair/{agent.name}/{name}/omega"] = ratio_A[place[name]]
     metrics |= {f"trackers/{name}/failures": count for name, count in tracker_failures.items()}
     metrics |= {f"time/{name}": value for name, value in seconds.items()}
     if seconds.get("sample"):
@@ -85,7 +91,7 @@ def timeline_rows(lap: Lap, loop: Sequence[tuple[str, float, float]]) -> Iterato
 
 def _author_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     rewards = [rollout.verdict.reward for rollout in rollouts if rollout.verdict.reward is not None]
-    lengths = [len(rollout.completion.token_ids) for rollout in rollouts]
+    lengths = [rollout.completion.tokens for rollout in rollouts]
     metrics = {
         "completion_tokens_mean": sum(lengths) / len(lengths),
         "completion_tokens_max": float(max(lengths)),
@@ -136,16 +142,14 @@ def rollout_rows(
     groups: Sequence[RolloutGroup], names: Sequence[str], credit: Credit, updates: Mapping[str, AgentUpdate]
 ) -> Iterator[dict[str, Any]]:
     """One JSON-able row per rollout: what was said, how it was judged, what it was worth to each learner."""
-    advantages_LPAG = credit.advantages_LPAG.tolist()
-    place = {name: index for index, name in enumerate(names)}
+    advantages = _advantages(names, credit)
+    ratios = _ratios(names, updates, shape_PG=(len(groups), credit.advantages_LPAG.shape[-1]))
     for prompt, group in enumerate(groups):
+        authors = dict.fromkeys(rollout.completion.author for rollout in group.rollouts)
+        told = {author: (advantages[author].of(prompt), ratios[author].of(prompt)) for author in authors}
         for rollout in group.rollouts:
             completion, verdict = rollout.completion, rollout.verdict
-            key = (completion.task_id, completion.author, completion.index)
-            advantages = {
-                learner: advantages_LPAG[place[learner]][prompt][place[completion.author]][completion.index]
-                for learner in names
-            }
+            advantages_G, ratios_G = told[completion.author]
             yield {
                 "task_id": completion.task_id,
                 "author": completion.author,
@@ -153,7 +157,7 @@ def rollout_rows(
                 "prompt": group.task.prompt,
                 "text": completion.text,
                 "finish_reason": completion.finish_reason,
-                "tokens": len(completion.token_ids),
+                "tokens": completion.tokens,
                 "mean_logprob": completion.mean_logprob,
                 "weights_version": completion.weights_version,
                 "reward": verdict.reward,
@@ -162,6 +166,46 @@ def rollout_rows(
                 "parsed": verdict.parsed,
                 "unscored": dict(verdict.unscored),
                 "detail": verdict.detail,
-                "advantages": {learner: value for learner, value in advantages.items() if not math.isnan(value)},
-                "ratios": {learner: update.ratios[key] for learner, update in updates.items() if key in update.ratios},
+                "advantages": advantages_G[completion.index],
+                "ratios": ratios_G[completion.index],
             }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Worth:
+    """A number of each of one author's rollouts for each learner that uses them; NaN = none."""
+
+    learners: Sequence[str]
+    values_PGL: np.ndarray
+
+    def of(self, prompt: int) -> list[dict[str, float]]:
+        """By number of the rollout: learner to value."""
+        return [
+            {learner: value for learner, value in zip(self.learners, values_L, strict=True) if not math.isnan(value)}
+            for values_L in self.values_PGL[prompt].tolist()
+        ]
+
+
+def _advantages(names: Sequence[str], credit: Credit) -> dict[str, _Worth]:
+    values_LPAG = credit.advantages_LPAG.numpy()
+    uses_LA = ~np.isnan(values_LPAG).all(axis=(1, 3))
+    return {
+        author: _Worth(
+            learners=[name for name, uses in zip(names, uses_LA[:, place], strict=True) if uses],
+            values_PGL=np.moveaxis(values_LPAG[uses_LA[:, place], :, place], 0, -1),
+        )
+        for place, author in enumerate(names)
+    }
+
+
+def _ratios(
+    names: Sequence[str], updates: Mapping[str, AgentUpdate], *, shape_PG: tuple[int, int]
+) -> dict[str, _Worth]:
+    worth = {}
+    for author in names:
+        learners = [learner for learner, update in updates.items() if author in update.ratios]
+        values = [updates[learner].ratios[author] for learner in learners]
+        worth[author] = _Worth(
+            learners=learners, values_PGL=np.stack(values, axis=-1) if values else np.empty((*shape_PG, 0))
+        )
+    return worth

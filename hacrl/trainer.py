@@ -4,16 +4,14 @@ is worth to each learner, each learner updates itself."""
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import statistics
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,23 +21,22 @@ from hacrl.algorithms.grpo import Grpo
 from hacrl.algorithms.gspo import Gspo
 from hacrl.algorithms.hacpo import Hacpo
 from hacrl.algorithms.naive import Naive
-from hacrl.checkpoint import step_name
 from hacrl.clock import Clock
 from hacrl.config import HacpoConfig, RayConfig, RunConfig, load_config
 from hacrl.errors import AgentLostError
 from hacrl.evaluation import evaluate_fleet, mean_score
-from hacrl.execution.fleet import Fleet, Sampling
+from hacrl.execution.fleet import Fleet
 from hacrl.execution.local import LocalFleet
 from hacrl.export import model_card
 from hacrl.preflight import Prepared, prepare
 from hacrl.process import memory_metrics
-from hacrl.rewards import Scoring, Verifier
+from hacrl.rewards import Verifier
 from hacrl.run_directory import RunDirectory
+from hacrl.run_state import RunState
 from hacrl.step_metrics import execution_metrics, rollout_rows, step_metrics, timeline_rows
 from hacrl.stop import StopRequest
-from hacrl.tasks import batch
 from hacrl.trackers import RunTrackers
-from hacrl.types import RolloutGroup, StepRecord, completion_from_json
+from hacrl.types import RolloutGroup, StepRecord
 
 
 def train(source: str | Path | Mapping[str, Any] | RunConfig, overrides: Sequence[str] = ()) -> Path:
@@ -62,7 +59,7 @@ def training_steps(
     A run directory that holds an unfinished run of the same configuration is continued from its latest checkpoint,
     exactly as if it had not been interrupted. `stop` ends the run at the next safe point, with a checkpoint. Closing
     the generator early leaves a run that can be continued. `on_phase` is told what begins: prepare, load, evaluate,
-    sample, verify, update, export; at the first `sample` the records are those of the state to go on from.
+    sample, verify, update, save, export; at the first `sample` the records are those of the state to go on from.
 
     Raises: ConfigError for every fault that shows before a model loads; RunDirectoryError, ModelError, RewardError,
     NonFiniteError as they are described in `hacrl.errors`; under `execution: ray` also ClusterError, AgentError, and
@@ -148,31 +145,25 @@ def _steps(
 ) -> Iterator[StepRecord]:
     capability = build_capability_tracker(config)
     allowed_LA = allowed_authors(config)
-    state = _State(fleet=fleet, capability=capability)
-    first = _restore(config, prepared, directory, verifier, state, clock)
+    state = RunState(config, prepared.train, fleet, capability, verifier)
+    first = state.restore(directory)
+    if first == 1 and config.evaluation.at_start and prepared.evaluation:
+        with clock.phase("evaluate"):
+            directory.record_start(evaluate_fleet(fleet, verifier, prepared.evaluation, step=0))
     clock.lap()
     clock.spans()
     fleet.lap()
-    ahead = state.ahead
-    next_sampled = ahead[-1].step + 1 if ahead else first
-
-    def begin_sampling(until: int) -> None:
-        nonlocal next_sampled
-        while next_sampled <= min(until, config.steps):
-            ahead.append(_begin(config, prepared, verifier, fleet, next_sampled))
-            next_sampled += 1
-
     for step in range(first, config.steps + 1):
         if stop.requested:
             break
-        begin_sampling(step + config.max_staleness)
+        state.sample_until(step + config.max_staleness)
         with clock.phase("sample"):
-            ahead[0].sampling.wait()
+            state.ahead[0].sampling.wait()
         with clock.phase("verify"):
-            groups = ahead[0].scoring.groups(fleet.names)
+            groups = state.ahead[0].scoring.groups(fleet.names)
         if stop.requested:
             break
-        ahead.popleft()
+        state.ahead.popleft()
         groups, stale, staleness = without_stale(groups, fleet.weights_versions, most=config.max_staleness)
         rewards_PAG = reward_tensor(groups, fleet.names)
         capability.observe(rewards_PAG)
@@ -182,7 +173,7 @@ def _steps(
             saves = step % config.checkpoint.every == 0 or step == config.steps or _evaluates_after(config, step)
             if not saves and not stop.requested:
                 # Each agent goes on to this when it has been updated, and does not wait for the others to be.
-                begin_sampling(step + 1 + config.max_staleness)
+                state.sample_until(step + 1 + config.max_staleness)
             updates = updating.wait()
         evaluation: list[dict[str, Any]] = []
         if _evaluates_after(config, step):
@@ -202,115 +193,13 @@ def _steps(
         directory.record(record)
         if saves:
             with clock.phase("save"):
-                _save(directory, step, state, mean_score(evaluation))
-            _take_back(config, fleet, state, step)
+                state.save(directory, step, mean_score(evaluation))
+            state.take_back_absent(step)
         yield record
     if stop.requested:
         # Weights and window are those of the last recorded step: nothing of the one in progress has been applied.
-        _save(directory, directory.recorded_steps, state, None)
-
-
-@dataclass(kw_only=True, slots=True)
-class _Ahead:
-    """A step whose rollouts are being sampled, or have been."""
-
-    step: int
-    sampling: Sampling
-    scoring: Scoring
-
-
-@dataclass(kw_only=True, slots=True)
-class _State:
-    """What a checkpoint holds."""
-
-    fleet: Fleet
-    capability: CapabilityTracker
-    ahead: deque[_Ahead] = field(default_factory=deque[_Ahead])
-    # The agents' states in the latest checkpoint, and the step of the last attempt to take absent ones back in.
-    saved: Path | None = None
-    tried_at: int | None = None
-
-
-def _begin(config: RunConfig, prepared: Prepared, verifier: Verifier, fleet: Fleet, step: int) -> _Ahead:
-    tasks = batch(prepared.train, step=step, prompts_per_step=config.prompts_per_step, seed=config.seed)
-    scoring = Scoring(verifier, tasks)
-    return _Ahead(step=step, sampling=fleet.sample(tasks, step=step, deliver=scoring.add), scoring=scoring)
-
-
-def _restore(
-    config: RunConfig,
-    prepared: Prepared,
-    directory: RunDirectory,
-    verifier: Verifier,
-    state: _State,
-    clock: Clock,
-) -> int:
-    """Bring everything to the state after the latest checkpoint; returns the step to make next."""
-    checkpoint = directory.resume_from
-    if checkpoint is not None:
-        state.saved = checkpoint.path / "agents"
-        state.fleet.load(state.saved)
-        state.capability.load_state_dict(checkpoint.state["capability"])
-    # After loading: a load that fails must not have cost the records of later steps.
-    directory.rewind(checkpoint)
-    if checkpoint is not None:
-        for file in sorted((checkpoint.path / AHEAD).glob("step-*.jsonl")):
-            state.ahead.append(_sampled_before(config, prepared, verifier, file))
-        return checkpoint.step + 1
-    if config.evaluation.at_start and prepared.evaluation:
-        with clock.phase("evaluate"):
-            directory.record_start(evaluate_fleet(state.fleet, verifier, prepared.evaluation, step=0))
-    return 1
-
-
-# In a checkpoint: rollouts of later steps, sampled with the weights that `max_staleness` gives them.
-AHEAD = "ahead"
-
-
-def _sampled_before(config: RunConfig, prepared: Prepared, verifier: Verifier, file: Path) -> _Ahead:
-    step = int(file.stem.removeprefix("step-"))
-    tasks = batch(prepared.train, step=step, prompts_per_step=config.prompts_per_step, seed=config.seed)
-    scoring = Scoring(verifier, tasks)
-    completions = [completion_from_json(json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
-    if completions:
-        scoring.add(completions)
-    return _Ahead(step=step, sampling=_Over(), scoring=scoring)
-
-
-class _Over:
-    """Sampling of which nothing is left to wait for."""
-
-    def wait(self) -> None: ...
-
-
-def _save(directory: RunDirectory, step: int, state: _State, score: float | None) -> None:
-    def write(folder: Path) -> None:
-        state.fleet.save(folder / "agents", before=state.saved)
-        for item in state.ahead:
-            item.sampling.wait()
-            (folder / AHEAD).mkdir(exist_ok=True)
-            lines = (json.dumps(dataclasses.asdict(completion)) + "\n" for completion in item.scoring.completions)
-            (folder / AHEAD / f"{step_name(item.step)}.jsonl").write_text("".join(lines), encoding="utf-8")
-
-    checkpoint = directory.save(step, write, state={"capability": state.capability.state_dict()}, score=score)
-    state.saved = checkpoint.path / "agents"
-
-
-def _take_back(config: RunConfig, fleet: Fleet, state: _State, step: int) -> None:
-    """Every so many steps, try to take absent agents back in, from what has just been saved of them."""
-    if not fleet.absent:
-        state.tried_at = None
-        return
-    state.tried_at = step if state.tried_at is None else state.tried_at
-    every = config.execution.rejoin_every if isinstance(config.execution, RayConfig) else 0
-    if every == 0 or step - state.tried_at < every or state.saved is None:
-        return
-    state.tried_at = step
-    before = dict(fleet.absent)
-    for name in fleet.rejoin(state.saved):
-        warnings.warn(f"agent {name} is back, from its last saved state", stacklevel=2)
-    for name, reason in fleet.absent.items():
-        warnings.warn(f"agent {name} is not back: {reason.removeprefix(before[name]).strip()}", stacklevel=2)
+        with clock.phase("save"):
+            state.save(directory, directory.recorded_steps, None)
 
 
 def _evaluates_after(config: RunConfig, step: int) -> bool:
@@ -346,12 +235,12 @@ def reward_tensor(groups: Sequence[RolloutGroup], names: Sequence[str]) -> Tenso
     """rewards_PAG in float64; NaN = no such rollout, or not scored."""
     place = {name: index for index, name in enumerate(names)}
     largest = max((rollout.completion.index + 1 for group in groups for rollout in group.rollouts), default=1)
-    rewards_PAG = torch.full((len(groups), len(names), largest), math.nan, dtype=torch.float64)
+    rewards_PAG = np.full((len(groups), len(names), largest), math.nan)
     for prompt, group in enumerate(groups):
         for rollout in group.rollouts:
             if rollout.verdict.reward is not None:
                 rewards_PAG[prompt, place[rollout.completion.author], rollout.completion.index] = rollout.verdict.reward
-    return rewards_PAG
+    return torch.from_numpy(rewards_PAG)
 
 
 # ---------------------------------------------------------------- parts from the configuration
@@ -382,7 +271,7 @@ def build_fleet(
             dump_directory=batches,
             log_directory=directory / "processes",
             engine_log_directory=engine_logs,
-            lets_go=last_start and config.execution.on_agent_failure == "continue_without",
+            restarted=not last_start,
         )
     return LocalFleet(config, prepared.encoders, algorithm, dump_directory=batches, log_directory=engine_logs)
 
@@ -400,6 +289,5 @@ def build_capability_tracker(config: RunConfig) -> CapabilityTracker:
 
 def allowed_authors(config: RunConfig) -> Tensor:
     """allowed_LA (bool): may learner l use rollouts of author a."""
-    return torch.tensor(
-        [[author.name in config.authors_for(learner) for author in config.agents] for learner in config.agents]
-    )
+    used = [set(config.authors_for(learner)) for learner in config.agents]
+    return torch.tensor([[author.name in names for author in config.agents] for names in used])

@@ -2,6 +2,8 @@
 
     Task -> Completion -> Rollout (a verified completion) -> RolloutGroup -> TrainingSample -> StepRecord
 
+Between processes a learner is given a SharedGroup: of others' completions only what it can use.
+
 Nothing is filled in later: a new stage makes a new type. No tensor library is needed to import this file.
 """
 
@@ -63,6 +65,10 @@ class Completion:
             )
 
     @property
+    def tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
     def mean_logprob(self) -> float:
         """Mean over the author's own tokens, in nats; what the sequence ratio compares against."""
         return sum(self.logprobs) / len(self.logprobs) if self.logprobs else 0.0
@@ -109,6 +115,35 @@ class RolloutGroup:
 
     task: Task
     rollouts: tuple[Rollout, ...]
+
+    @property
+    def completions(self) -> tuple[Completion, ...]:
+        return tuple(rollout.completion for rollout in self.rollouts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SharedCompletion:
+    """What another agent's learner needs of a completion; see there. `tokens` is their number.
+
+    `token_ids` are there for a learner with an identical tokenizer, and None for any other.
+    """
+
+    task_id: str
+    author: str
+    index: int
+    text: str
+    tokens: int
+    token_ids: tuple[int, ...] | None
+    mean_logprob: float
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SharedGroup:
+    """What one learner is given of a `RolloutGroup`: its own completions whole, in the same order."""
+
+    task: Task
+    completions: tuple[Completion | SharedCompletion, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

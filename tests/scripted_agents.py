@@ -37,7 +37,7 @@ class ScriptedAgent(HostedAgent):
             yield [f"{self.name} on {task.id}"]
         yield self._answered(None, begin, ("take care",))
 
-    def update(self, groups: Any, advantages: Any, ratio: Any, fingerprints: Any, step: int) -> Answer:
+    def update(self, *_: Any) -> Answer:
         if self.name == "llama":
             raise ZeroDivisionError("a bug")
         time.sleep(60)
@@ -45,11 +45,22 @@ class ScriptedAgent(HostedAgent):
 
 
 def scripted_fleet(
-    tiny_models: dict[str, Path], folder: Path, monkeypatch: pytest.MonkeyPatch, agent: type, **settings: Any
+    tiny_models: dict[str, Path],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    agent: type,
+    *,
+    restarted: bool = False,
+    workers: int = 1,
+    **settings: Any,
 ) -> RayFleet:
+    """Agents of the class `agent`, with these settings of `execution`; each has so many workers."""
     monkeypatch.setattr("hacrl.execution.ray_fleet.HostedAgent", agent)
     monkeypatch.chdir(folder)
-    config = load_config(run_config(tiny_models, folder / "run", execution={"name": "ray", **settings}))
+    options = run_config(tiny_models, folder / "run", execution={"name": "ray", **settings})
+    for agent_options in options["agents"]:
+        agent_options["resources"] = {"workers": workers}
+    config = load_config(options)
     assert isinstance(config.execution, RayConfig)
     return RayFleet(
         config,
@@ -57,7 +68,7 @@ def scripted_fleet(
         build_algorithm(config),
         dump_directory=folder,
         log_directory=folder / "processes",
-        lets_go=config.execution.on_agent_failure == "continue_without",
+        restarted=restarted,
     )
 
 

@@ -646,6 +646,12 @@ def test_short_forms_of_execution() -> None:
         ({"execution": "ray", "agents": agents_with({"resources": {"gpus": 1.5}})}, "agents.0 (qwen): resources.gpus is 1.5; above 1 it must be a whole number"),
         ({"agents": agents_with({"resources": {"workers": 2}})}, "agents.0 (qwen): resources.workers is 2, but execution: local has one process; use execution: ray, or leave workers out"),
         ({"execution": "ray", "agents": agents_with({"optimizer": {"states": "int8"}, "resources": {"workers": 2}})}, "agents.0 (qwen): resources.workers is 2, and states of 8 bits cannot be shared out; use optimizer.states: float32, of which each worker holds its part, or leave workers out"),
+        ({"execution": "ray", "agents": [BASE["agents"][0] | {"role": "author", "resources": {"samplers": 1}}, BASE["agents"][1]]}, "agents.0 (qwen): role is author, so resources.samplers has no effect, for they sample from weights that workers train; leave it out"),
+        ({"execution": {"name": "ray", "on_agent_failure": "ignore"}}, "execution.on_agent_failure: got 'ignore', must be one of 'stop' or 'continue_without'"),
+        ({"execution": {"name": "ray", "peer_timeout": 0}}, "execution.peer_timeout: got 0; input should be greater than 0"),
+        ({"max_staleness": -1}, "max_staleness: got -1; input should be greater than or equal to 0"),
+        ({"max_staleness": 1, "agents": agents_with({"old_logprobs": "learner"})}, "agents.0 (qwen): old_logprobs: learner recomputes them with newer weights than those that sampled, under max_staleness: 1; use old_logprobs: auto or sampler"),
+        ({"max_staleness": 1, "agents": agents_with({"sampler_correction": 2.0})}, "agents.0 (qwen): sampler_correction compares a sampler and a learner of the same weights, which max_staleness: 1 does not give; leave one of them out"),
         ({"execution": "ray", "agents": agents_with({"device": "cpu", "resources": {"gpus": 1}})}, "agents.0 (qwen): resources.gpus is 1, but device is cpu; leave one of them out"),
         ({"execution": "ray", "agents": agents_with({"device": "cuda:1", "resources": {"gpus": 0}})}, "agents.0 (qwen): resources.gpus is 0, but device is cuda:1; leave one out, or use device: cpu"),
     ],
@@ -654,11 +660,30 @@ def test_faults_of_execution(changes: dict[str, Any], line: str) -> None:
     assert problem(config_with(**changes)) == line
 
 
+def test_how_old_rollouts_may_be_is_another_run() -> None:
+    before, now = load_config(config_with()), load_config(config_with(max_staleness=1))
+    assert set(altering_changes(before, now, done=1)) == {"max_staleness"}
+
+
+def test_who_samples_is_an_option_and_follows_staleness() -> None:
+    def samplers(first: dict[str, Any], **changes: Any) -> int:
+        agents = [BASE["agents"][0] | first, BASE["agents"][1]]
+        run = load_config(config_with(execution="ray", agents=agents, **changes))
+        return run.samplers_of(run.agents[0])
+
+    assert samplers({}) == 0
+    assert samplers({}, max_staleness=1) == 1
+    assert samplers({"resources": {"samplers": 0}}, max_staleness=1) == 0
+    assert samplers({"resources": {"samplers": 3}}) == 3
+    assert samplers({"role": "author"}, max_staleness=1) == 0
+
+
 def test_where_agents_live_is_no_other_run() -> None:
     before = load_config(config_with(execution="local"))
     now = load_config(config_with(execution={"name": "ray", "address": "auto"}), ["agents.0.resources.cpus=2"])
     assert set(differences(before, now)) == {
-        "execution.name", "execution.address", "execution.restarts", "execution.wait_s", "agents.0.resources.cpus"
+        "execution.name", "execution.address", "execution.restarts", "execution.wait_s", "execution.on_agent_failure",
+        "execution.rejoin_every", "execution.peer_timeout", "execution.watchdog_s", "agents.0.resources.cpus",
     }  # fmt: skip
     assert altering_changes(before, now, done=1) == {}
     assert altering_changes(now, before, done=1) == {}

@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerFast
 from hacrl.config import AgentConfig, ExchangeConfig
 from hacrl.encode import Encoder, Samples, collate, micro_batches, training_samples
 from hacrl.errors import ModelError
-from hacrl.types import Completion, Message, Rollout, RolloutGroup, Task, TrainingSample, Verdict
+from hacrl.types import Completion, Message, Rollout, RolloutGroup, SharedCompletion, Task, TrainingSample, Verdict
 
 CORPUS = ["the answer is 42 and the sum is 17, hello world; user assistant system\n\nQ: what is it? <|x|> "] * 8
 CHATML = (
@@ -575,6 +575,23 @@ def test_lossy_tokenizer_is_told() -> None:
     foreign = encoder.foreign_ids(completion([9], "HELLO"), author_fingerprint="other")
     assert encoder.decode(foreign.ids) == "hello"
     assert not foreign.round_trip
+
+
+def test_ids_are_needed_by_an_identical_tokenizer_alone(gpt: Encoder) -> None:
+    whole = completion((3, 4, 5, 0), "hello")
+    without = SharedCompletion(
+        task_id=whole.task_id,
+        author=whole.author,
+        index=whole.index,
+        text=whole.text,
+        tokens=4,
+        token_ids=None,
+        mean_logprob=whole.mean_logprob,
+        finish_reason=whole.finish_reason,
+    )
+    assert gpt.foreign_ids(without, author_fingerprint="other") == gpt.foreign_ids(whole, author_fingerprint="other")
+    with pytest.raises(ValueError, match="its ids have been left out"):
+        gpt.foreign_ids(without, author_fingerprint=gpt.fingerprint)
 
 
 # ---------------------------------------------------------------- rows

@@ -92,9 +92,17 @@ class Fleet(Protocol):
         ...
 
 
-def learner_credit(credit: Credit, learner: int, names: Sequence[str]) -> tuple[np.ndarray, dict[str, float]]:
-    """What one learner is told: advantages (P x A x G, NaN = no such row), and each author's capability ratio."""
-    return credit.advantages_LPAG[learner].numpy(), dict(zip(names, credit.ratio_LA[learner].tolist(), strict=True))
+def learner_credit(
+    credit: Credit, learner: int, names: Sequence[str], authors: Sequence[str]
+) -> tuple[np.ndarray, dict[str, float]]:
+    """What one learner is told of the authors that it uses: advantages (P x A x G, NaN = no such row), and each
+    author's capability ratio."""
+    used = set(authors)
+    places = [place for place, name in enumerate(names) if name in used]
+    ratio_A = credit.ratio_LA[learner, places].tolist()
+    return credit.advantages_LPAG[learner][:, places].numpy(), dict(
+        zip((names[place] for place in places), ratio_A, strict=True)
+    )
 
 
 def advantages_by_author(advantages_PAG: np.ndarray, names: Sequence[str]) -> dict[str, list[list[float]]]:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from hacrl.agent import Agent
     from hacrl.algorithms.algorithm import Algorithm
     from hacrl.config import EvaluationConfig, RunConfig
-    from hacrl.types import Completion, RolloutGroup, Task
+    from hacrl.execution.exchange import Told
+    from hacrl.types import Completion, Task
 
 # Answers are passed on as they are done, but not more often than this: each time costs about a millisecond.
 PART_SECONDS = 0.05
@@ -153,14 +154,18 @@ class HostedAgent:
 
     def update(
         self,
-        groups: Sequence[RolloutGroup],
+        tasks: Sequence[Task],
         advantages_PAG: np.ndarray,
         ratio: Mapping[str, float],
         fingerprints: Mapping[str, str],
         step: int,
+        *told: Told,
     ) -> Answer:
+        """`told` is what `Exchange.told` gave."""
+        from hacrl.execution.exchange import shared_groups
         from hacrl.execution.fleet import advantages_by_author
 
+        groups = shared_groups(tasks, told)
         advantages = advantages_by_author(advantages_PAG, list(ratio))
         return self._answer(lambda: self._loaded.update(groups, advantages, ratio, fingerprints, step=step))
 

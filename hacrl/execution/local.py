@@ -77,8 +77,8 @@ class LocalFleet:
         self._begun.clear()
 
         def work(learner: int, agent: Agent) -> AgentUpdate:
-            advantages_PAG, ratio = learner_credit(credit, learner, self.names)
-            advantages = advantages_by_author(advantages_PAG, self.names)
+            advantages_PAG, ratio = learner_credit(credit, learner, self.names, self.config.authors_for(agent.config))
+            advantages = advantages_by_author(advantages_PAG, list(ratio))
             return agent.update(groups, advantages, ratio, self._fingerprints, step=step)
 
         return _Updated(self._in_turn("update", work))

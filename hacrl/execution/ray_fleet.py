@@ -15,10 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hacrl.agent import AgentUpdate
+from hacrl.agent import ABSENT, AgentUpdate
 from hacrl.algorithms.algorithm import Algorithm, Credit
 from hacrl.config import AgentConfig, EvaluationConfig, RayConfig, RunConfig
 from hacrl.errors import AgentError, AgentLostError, ClusterError, HacrlError, RunDirectoryError
+from hacrl.execution.exchange import Exchange
 from hacrl.execution.fleet import Deliver, learner_credit
 from hacrl.execution.hosted_agent import Answer, HostedAgent
 from hacrl.execution.placement import Demand, demands, threads
@@ -101,11 +102,11 @@ class RayFleet:
     """See `Fleet`. Folders of checkpoints and exports are written by the agents' processes: on a cluster of several
     machines they must be on a file system that all of them share.
 
-    `lets_go`: an agent that fails, or whose process dies, is let go instead of ending the run, as long as one that
-    learns is left. Without it, an error of `hacrl.errors` that an agent raised comes out of any method as it is,
-    AgentError tells of any other, and AgentLostError of a process that died or made no progress for
-    `execution.watchdog_s`; after an error nothing but `close` is of use. Raises ClusterError where the cluster cannot
-    be reached or cannot hold the agents.
+    An error of `hacrl.errors` that an agent raised comes out of any method as it is, AgentError tells of any other, and
+    AgentLostError of a process that died or made no progress for `execution.watchdog_s`; after an error nothing but
+    `close` is of use. With `execution.on_agent_failure: continue_without` the agent is let go instead, as long as one
+    that learns is left; a lost one only if it is not to be `restarted` by whoever catches AgentLostError. Raises
+    ClusterError where the cluster cannot be reached or cannot hold the agents.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class RayFleet:
         dump_directory: Path,
         log_directory: Path,
         engine_log_directory: Path | None = None,
-        lets_go: bool = False,
+        restarted: bool = False,
     ) -> None:
         self.config = config
         self.names = tuple(agent.name for agent in config.agents)
@@ -128,6 +129,7 @@ class RayFleet:
         self._dump_directory = dump_directory.absolute()
         self._log_directory = log_directory.absolute()
         self._engine_logs = engine_log_directory.absolute() if engine_log_directory is not None else None
+        self._restarted = restarted
         # Agents are let go once all have been loaded: a run that cannot begin is no run.
         self._lets_go = False
         self._agents: dict[str, _Agent] = {}
@@ -143,7 +145,7 @@ class RayFleet:
         except BaseException:
             self.close()
             raise
-        self._lets_go = lets_go
+        self._lets_go = settings.on_agent_failure == "continue_without"
 
     # ------------------------------------------------------------ what the loop asks
 
@@ -180,13 +182,16 @@ class RayFleet:
         ]
 
     def update(self, groups: Sequence[RolloutGroup], credit: Credit, *, step: int) -> _Updating:
-        # Once into the object store, for all learners.
-        exchanged = self._cluster.put([replace(group, task=_question(group.task)) for group in groups])
+        tasks = self._cluster.put([_question(group.task) for group in groups])
+        exchange = Exchange(groups, self._fingerprints, self._cluster.put)
         requests = []
         for learner, name in enumerate(self.names):
             if name in self.absent or self._behind(name, "update"):
                 continue
-            arguments = (exchanged, *learner_credit(credit, learner, self.names), self._fingerprints, step)
+            authors = self.config.authors_for(self._agents[name].config)
+            told, fingerprints = exchange.told(name, authors)
+            advantages_PAG, ratio = learner_credit(credit, learner, self.names, authors)
+            arguments = (tasks, advantages_PAG, ratio, fingerprints, step, *told)
             requests.append(self._ask(name, "update", "update", arguments))
             self._send_weights(name)
         return _Updating(self, requests)
@@ -472,13 +477,11 @@ class RayFleet:
 
     def _failed(self, name: str, error: HacrlError) -> None:
         """Let the agent go, or raise the error."""
+        lets_go = self._lets_go and not (isinstance(error, AgentLostError) and self._restarted)
         left = [agent for other, agent in self._present().items() if other != name]
         # A disk that refuses is nobody's fault, and without this agent it would be no less full.
-        if (
-            isinstance(error, RunDirectoryError)
-            or not self._lets_go
-            or not any(agent.config.role != "author" for agent in left)
-        ):
+        lets_go = lets_go and not isinstance(error, RunDirectoryError)
+        if not lets_go or not any(agent.config.role != "author" for agent in left):
             raise error
         self._drop(name, str(error))
         warnings.warn(
@@ -575,10 +578,6 @@ class _Updating:
             for request in self._requests
             if request.value is not None and not request.abandoned
         }
-
-
-# Beside an absent agent's last state in a checkpoint; without any state it starts anew from its model.
-ABSENT = "absent.json"
 
 
 def as_seen_by(config: RunConfig, demand: Demand) -> RunConfig:

@@ -11,7 +11,10 @@ from hacrl.types import Completion, Rollout, RolloutGroup, Task, Verdict
 
 
 class Scoring:
-    """Scores completions in the background, each once, while others are still being sampled."""
+    """Scores completions in the background, each once, while others are still being sampled.
+
+    A reward function is given one author's answers to a task in one call, not those of all authors.
+    """
 
     def __init__(self, verifier: Verifier, tasks: Sequence[Task]) -> None:
         self._verifier = verifier

@@ -73,13 +73,13 @@ class Drill:
 
     def started_again(self, run: DrilledRun) -> None:
         """With the same command it must come to the undisturbed run's end."""
-        paused = run.paused_s
+        paused, limit = run.paused_s, run.limit_s
         run.start()
         moment = run.now("started again")
         assert run.wait(moment) == 0, run.printed()
         run.assert_kept(moment)
         assert_same_run(run.folder, self._reference)
-        run.paused_s = paused  # the table tells of the fault, not of the second start
+        run.paused_s, run.limit_s = paused, limit  # the table tells of the fault, not of the second start
 
     def row(self, run: DrilledRun, moment: Moment, fault: str, outcome: str) -> None:
         """For the table."""
@@ -90,6 +90,7 @@ class Drill:
             "moment": moment.told,
             "outcome": outcome,
             "seconds": round(run.paused_s, 1),
+            "limit": run.limit_s,
             "again": moment.recorded - moment.saved,
         }
         OUTCOMES.parent.mkdir(parents=True, exist_ok=True)

@@ -85,6 +85,7 @@ class DrilledRun:
     starts: int = 0
     # The longest time since the fault without a new step, or up to the end.
     paused_s: float = 0.0
+    limit_s: float = 0.0
 
     @property
     def folder(self) -> Path:
@@ -249,7 +250,8 @@ class DrilledRun:
         """Until it has ended; its exit status. After the fault no step, nor the end, may take longer than
         `go_on_within_s`."""
         assert self.process is not None
-        seen, at, self.paused_s = moment.recorded, moment.at, 0.0
+        seen, at = moment.recorded, moment.at
+        self.paused_s, self.limit_s = 0.0, go_on_within_s
         while True:
             ended = self.process.poll() is not None
             now = time.monotonic()

@@ -18,7 +18,7 @@ from run_states import assert_identical, final_state, metric_lines
 from scripted_agents import ScriptedAgent, no_credit, scripted_fleet
 from tiny_runs import run_config
 
-from hacrl.errors import AgentError, AgentLostError
+from hacrl.errors import AgentError, AgentLostError, RunDirectoryError
 from hacrl.execution.hosted_agent import Answer
 from hacrl.execution.ray_fleet import RayFleet
 from hacrl.trainer import train, training_steps
@@ -38,6 +38,7 @@ def make(
     fleets = []
 
     def making(agent: type, **settings: Any) -> RayFleet:
+        """`settings` are those of `scripted_fleet`."""
         fleets.append(scripted_fleet(tiny_models, tmp_path, monkeypatch, agent, **settings))
         return fleets[-1]
 
@@ -92,15 +93,15 @@ def test_work_that_goes_on_is_not_taken_for_a_hang(make: Make) -> None:
 
         def update(self, *_: Any) -> Answer:
             begin = time.time()
-            while time.time() < begin + 4:
+            while time.time() < begin + 3:
                 self.steps = getattr(self, "steps", 0) + 1
-                time.sleep(0.05)
+                time.sleep(0.02)
             return self._answered("learned", begin, ())
 
         def pulse(self) -> tuple[int, float]:
             return getattr(self, "steps", 0), 0.0
 
-    fleet = make(SlowAgent, watchdog_s=2)
+    fleet = impatient(make(SlowAgent))
     assert fleet.update([], no_credit(), step=1).wait() == {"qwen": "learned", "llama": "learned"}
 
 
@@ -116,7 +117,7 @@ def dawdling() -> type:
                 yield [completion(task, self.name)]
             yield self._answered(None, begin, ())
 
-        def update(self, groups: Any, advantages: Any, ratio: Any, fingerprints: Any, step: int) -> Answer:
+        def update(self, tasks: Any, advantages: Any, ratio: Any, fingerprints: Any, step: int, *_: Any) -> Answer:
             return self._answered(f"step {step}", time.time(), ())
 
     def completion(task: Task, author: str) -> Completion:
@@ -177,7 +178,7 @@ def failing() -> type:
     class FailingAgent(ScriptedAgent):
         """`llama` fails to learn until a file says that it is mended; states are files with the number of updates."""
 
-        def update(self, groups: Any, advantages: Any, ratio: Any, fingerprints: Any, step: int) -> Answer:
+        def update(self, *_: Any) -> Answer:
             if self.name == "llama" and not Path("mended").exists():
                 raise MemoryError("no room")
             self.updates = getattr(self, "updates", 0) + 1
@@ -209,6 +210,9 @@ def test_an_agent_that_fails_is_let_go_and_comes_back_from_its_last_state(make: 
     assert updates["qwen"] == 1
     assert updates["llama"].metrics == {}
     assert "no room" in fleet.absent["llama"]
+    # Nothing of it had been saved before: then its folder says so, and it begins anew from that.
+    fleet.save(tmp_path / "none", before=None)
+    assert [file.name for file in (tmp_path / "none/llama").iterdir()] == ["absent.json"]
     assert fleet.lap().counts == {"llama": {"absent": 1}}
     # The others go on, and what is saved still holds it, as it was.
     assert fleet.update([], no_credit(), step=2).wait()["qwen"] == 2
@@ -222,6 +226,15 @@ def test_an_agent_that_fails_is_let_go_and_comes_back_from_its_last_state(make: 
     assert fleet.update([], no_credit(), step=3).wait() == {"qwen": 3, "llama": 1}
 
 
+def test_a_lost_agent_is_let_go_only_when_there_is_no_restart_and_a_failing_one_at_once(make: Make) -> None:
+    fleet = impatient(make(hanging(), on_agent_failure="continue_without", restarted=True))
+    with pytest.raises(AgentLostError, match="no progress"):
+        fleet.update([], no_credit(), step=1).wait()
+    failing_fleet = make(failing(), on_agent_failure="continue_without", restarted=True)
+    with pytest.warns(UserWarning, match="agent llama is let go"):
+        failing_fleet.update([], no_credit(), step=1).wait()
+
+
 def test_the_last_learner_cannot_be_let_go(make: Make) -> None:
     class AllFailAgent(ScriptedAgent):
         """Fails to learn, whoever it is."""
@@ -231,6 +244,37 @@ def test_the_last_learner_cannot_be_let_go(make: Make) -> None:
 
     fleet = make(AllFailAgent, on_agent_failure="continue_without")
     with pytest.warns(UserWarning, match="is let go"), pytest.raises(AgentError, match="no room"):
+        fleet.update([], no_credit(), step=1).wait()
+
+
+def test_a_disk_that_refuses_is_no_reason_to_let_an_agent_go(make: Make, tmp_path: Path) -> None:
+    class RefusedAgent(ScriptedAgent):
+        """`llama` cannot write its state."""
+
+        def save(self, folder: Path) -> Answer:
+            if self.name == "llama":
+                raise RunDirectoryError("no room")
+            return self._answered(None, time.time(), ())
+
+    fleet = make(RefusedAgent, on_agent_failure="continue_without")
+    with pytest.raises(RunDirectoryError, match="no room"):
+        fleet.save(tmp_path / "first", before=None)
+    assert not fleet.absent
+
+
+def test_a_worker_that_dies_is_named_and_not_the_one_that_waited_for_it(make: Make) -> None:
+    class PairedAgent(ScriptedAgent):
+        """One of two workers dies, and the other one tells of an error at once."""
+
+        def update(self, *_: Any) -> Answer:
+            if self.name == "llama" and self.rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.name == "llama":
+                raise RuntimeError("connection reset by peer")
+            return self._answered("learned", time.time(), ())
+
+    fleet = make(PairedAgent, workers=2)
+    with pytest.raises(AgentLostError, match=r"^agent llama\.worker-1 .*its process died"):
         fleet.update([], no_credit(), step=1).wait()
 
 

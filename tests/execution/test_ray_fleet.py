@@ -19,7 +19,7 @@ import psutil
 import pytest
 import yaml
 from run_processes import agents_of, gone, processes_where
-from run_states import assert_same_run, final_state, metric_lines
+from run_states import assert_same_run, final_state, metric_lines, rollout_lines
 from scripted_agents import ScriptedAgent, no_credit, scripted_fleet
 from tiny_runs import run_config, three_agents
 
@@ -49,6 +49,53 @@ def test_local_and_ray_give_the_same_run(cluster: Any, tiny_models: dict[str, Pa
             assert 0 < line[f"agent/{agent.stem}/time/wait"] < line["time/total"]
     # The cluster is as it was: nothing is reserved any more.
     assert gone(lambda: [] if cluster.available_resources()["CPU"] == 2 else [0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("samplers", [None, 0, 2])
+def test_rollouts_sampled_ahead_are_the_same_on_ray(
+    cluster: Any, tiny_models: dict[str, Path], tmp_path: Path, samplers: int | None
+) -> None:
+    """By a sampler of its own, by the workers, or by two samplers that share the prompts."""
+    local = train(run_config(tiny_models, tmp_path / "local", steps=4, max_staleness=1))
+    config = run_config(tiny_models, tmp_path / "ray", steps=4, max_staleness=1, execution="ray")
+    for agent in config["agents"]:
+        agent["resources"] = {"cpus": 0.25, "samplers": samplers}
+    ray = train(config)
+    count = 1 if samplers is None else samplers
+    assert {path.stem for path in (ray / "processes").iterdir()} == {
+        name + end for name in ("qwen", "llama") for end in ("", *(f".sampler-{number}" for number in range(count)))
+    }
+    if count < 2:
+        assert_same_run(local, ray)
+    else:  # other batches, so other rounding
+        assert_alike(local, ray)
+
+
+def assert_alike(left: Path, right: Path, *, but: frozenset[str] = frozenset()) -> None:
+    """The same answers, and the same figures within rounding."""
+    for one, two in zip(metric_lines(left), metric_lines(right), strict=True):
+        assert {name: one[name] for name in one.keys() - but} == pytest.approx(
+            {name: two[name] for name in two.keys() - but}, rel=1e-3, abs=1e-5
+        )
+    assert [row["text"] for row in rollout_lines(left)] == [row["text"] for row in rollout_lines(right)]
+
+
+@pytest.mark.slow
+def test_two_workers_of_an_agent_do_what_one_does(cluster: Any, tiny_models: dict[str, Path], tmp_path: Path) -> None:
+    """The same answers and, within rounding, the same gradients step by step; a checkpoint of two goes on as one."""
+    local = train(run_config(tiny_models, tmp_path / "local", steps=4))
+    config = run_config(tiny_models, tmp_path / "ray", steps=4, execution="ray")
+    config["agents"][0]["resources"] = {"workers": 2, "cpus": 0.25}
+    steps = training_steps(config)
+    next(steps)
+    next(steps)
+    steps.close()
+    assert (tmp_path / "ray/checkpoints/step-000002/agents/qwen/shards").is_dir()
+    config["agents"][0]["resources"] = {}
+    train(config)
+    # Two workers pad their own halves.
+    assert_alike(local, tmp_path / "ray", but=frozenset({"agent/qwen/padding_share"}))
 
 
 @pytest.mark.parametrize(
@@ -294,7 +341,7 @@ def test_any_other_error_of_an_agent_comes_with_its_traceback(
         fleet.close()
     assert "agent qwen" in str(caught.value)
     assert 'hosted_agent.py", line' in str(caught.value)
-    assert "learner.load_state_dict" in str(caught.value)
+    assert 'agent_state.py", line' in str(caught.value)
 
 
 def engines_of(run: Path) -> list[int]:
