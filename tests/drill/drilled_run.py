@@ -31,7 +31,7 @@ WATCHDOG_SECONDS = 20.0
 START_SECONDS = 90.0
 # A fault is noticed, at the latest by the watchdog, and all agents are started again.
 GO_ON_SECONDS = WATCHDOG_SECONDS + START_SECONDS
-# Ray takes a machine for dead when it has not answered for about a minute, and moves reserved parts only then.
+# Ray takes a machine for dead when it has not answered for half a minute, and moves reserved parts only then.
 LOST_SECONDS = 90.0
 ORPHAN_SECONDS = 30.0
 # A whole run, with all that may happen to it.

@@ -25,8 +25,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,8 @@ class Machines:
         self.folder = Path(tempfile.mkdtemp(prefix="hacrl-machines-"))
         self._bridge = f"hb{os.getpid()}"
         self._ray: list[subprocess.Popen[bytes]] = []
+        self._keepers: list[threading.Thread] = []
+        self._over = threading.Event()
         self._machines = [
             Machine(
                 namespace=f"hacrl-{os.getpid()}-{number}",
@@ -144,7 +147,10 @@ class Machines:
         return self
 
     def __exit__(self, *_: Any) -> None:
+        self._over.set()
         _remove([machine.namespace for machine in self._machines], self._bridge)
+        for keeper in self._keepers:
+            keeper.join()
         for process in self._ray:
             process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -168,12 +174,33 @@ class Machines:
         for machine, cores in zip(self._machines, cpus, strict=True):
             self.start_ray_on(machine, cpus=cores, settings=settings)
 
-    def start_ray_on(self, machine: Machine, *, cpus: int, settings: Sequence[str] = ()) -> None:
-        """The same on one machine, also again, where Ray was killed there."""
+    def keep_ray_on(self, machine: Machine, *, cpus: int) -> None:
+        """`start_ray_on`, and again whenever Ray has ended there, as whoever looks after a machine would do."""
+
+        def keep() -> None:
+            while not self._over.wait(1):
+                if process.poll() is None:
+                    continue
+                machine.kill()
+                with contextlib.suppress(RuntimeError):  # the others cannot be reached yet
+                    start()
+
+        def start() -> None:
+            nonlocal process
+            process = self.start_ray_on(machine, cpus=cpus)
+
+        process = self.start_ray_on(machine, cpus=cpus)
+        self._keepers.append(threading.Thread(target=keep, daemon=True))
+        self._keepers[-1].start()
+
+    def start_ray_on(
+        self, machine: Machine, *, cpus: int, settings: Sequence[str] = (), environment: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        """The same on one machine, also again, where Ray was killed there; `environment` is put over this process's."""
         head = machine is self[0]
         place = ["--head", f"--port={PORT}", "--include-dashboard=false"] if head else [f"--address={self.ray_address}"]
         log = machine.folder / "ray-start.log"
-        environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0"}
+        variables = os.environ | {"RAY_USAGE_STATS_ENABLED": "0"} | (environment or {})
         arguments = [
             *("ray", "start", "--block", "--disable-usage-stats", f"--node-ip-address={machine.address}"),
             *(f"--num-cpus={cpus}", "--object-store-memory=100000000", *place, *settings),
@@ -184,7 +211,7 @@ class Machines:
                 stdout=output,
                 stderr=output,
                 stdin=subprocess.DEVNULL,
-                env=environment,
+                env=variables,
                 start_new_session=True,
             )
         self._ray.append(process)
@@ -193,6 +220,7 @@ class Machines:
             if process.poll() is not None or time.monotonic() > end:
                 raise RuntimeError(f"{machine.host}: `{shlex.join(arguments)}` did not start Ray:\n{text}")
             time.sleep(0.1)
+        return process
 
 
 def _ip(*arguments: str) -> str:
