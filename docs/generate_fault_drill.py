@@ -27,8 +27,8 @@ the table does not say otherwise. `make drill` does it all again, and with `HACR
 - **No hang.** The pause, which is the longest time after the fault without a new step, or up to the run's end, stays
   below the limit: the watchdog's time, and what a new start may take on a busy machine; more where a machine is lost,
   for Ray gives it up only after half a minute.
-- **No orphans.** Soon after the run's end none of its processes is left. On a machine that cannot be reached, its own
-  part of Ray ends them.
+- **No orphans.** When the run has ended, its agents and the process of its rewards are gone at once, and within a
+  minute and a half Ray's own processes as well. On a machine that cannot be reached, its part of Ray ends them.
 - **The words.** The exit status, and the message that names place and remedy, are those of
   [Agents on Ray](ray.md#faults).
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from drilled_run import (
     GO_ON_SECONDS,
-    LOST_SECONDS,
     ORPHAN_SECONDS,
     RUN_SECONDS,
     SEED,
+    UNREACHABLE_ORPHAN_SECONDS,
     DrilledRun,
     Moment,
     drilled_config,
@@ -56,8 +56,7 @@ class Drill:
         self, run: DrilledRun, moment: Moment, *, says: str = "", within_s: float = GO_ON_SECONDS
     ) -> None:
         """The same of a run that cannot be the undisturbed one."""
-        # A machine that cannot be reached ends what runs on it when it has given the others up.
-        orphans = ORPHAN_SECONDS if run.machine is None else LOST_SECONDS
+        orphans = ORPHAN_SECONDS if run.machine is None else UNREACHABLE_ORPHAN_SECONDS
         status = run.wait(moment, within_s=RUN_SECONDS + within_s, go_on_within_s=within_s, orphans_within_s=orphans)
         assert status == 0, run.printed()
         assert says in run.printed(), run.printed()
@@ -71,11 +70,12 @@ class Drill:
         assert says in run.printed(), run.printed()
         run.assert_kept(moment)
 
-    def started_again(self, run: DrilledRun) -> None:
-        """With the same command it must come to the undisturbed run's end."""
+    def started_again(self, run: DrilledRun, *, after: int | None = None) -> None:
+        """With the same command it must come to the undisturbed run's end; from the step `after` on, where that is not
+        the latest one that was saved."""
         paused, limit = run.paused_s, run.limit_s
         run.start()
-        moment = run.now("started again")
+        moment = run.now("started again", saved=after)
         assert run.wait(moment) == 0, run.printed()
         run.assert_kept(moment)
         assert_same_run(run.folder, self._reference)

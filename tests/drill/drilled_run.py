@@ -33,7 +33,11 @@ START_SECONDS = 90.0
 GO_ON_SECONDS = WATCHDOG_SECONDS + START_SECONDS
 # Ray takes a machine for dead when it has not answered for half a minute, and moves reserved parts only then.
 LOST_SECONDS = 90.0
-ORPHAN_SECONDS = 30.0
+# Agents and rewards end at once; two of Ray's own helpers look for their cluster for a minute first.
+OWN_ORPHAN_SECONDS = 20.0
+ORPHAN_SECONDS = 90.0
+# On a machine that cannot be reached its own part of Ray ends them, when it has given the others up.
+UNREACHABLE_ORPHAN_SECONDS = 300.0
 # A whole run, with all that may happen to it.
 RUN_SECONDS = 240.0
 STEPS = 10
@@ -170,9 +174,10 @@ class DrilledRun:
         self.wait_until(lambda: any(store.glob(f".tmp-step-{step:06d}-*")), every_s=0.0005)
         return self.now(f"saving step {step}")
 
-    def now(self, told: str) -> Moment:
+    def now(self, told: str, *, saved: int | None = None) -> Moment:
+        """`saved`: the step to go on from, if it is not that of the newest checkpoint."""
         lines = self._lines()
-        saved = max(self.saved(), default=0)
+        saved = max(self.saved(), default=0) if saved is None else saved
         kept = tuple(line for line in lines if json.loads(line)["step"] <= saved)
         return Moment(told=told, at=time.monotonic(), recorded=len(lines), saved=saved, lines=kept)
 
@@ -262,6 +267,8 @@ class DrilledRun:
             assert now - at < go_on_within_s, f"no step and no end within {go_on_within_s:g} s:\n{self.printed()}"
             assert now - moment.at < within_s, f"not ended within {within_s:g} s of the fault:\n{self.printed()}"
             time.sleep(0.02)
+        if self.machine is None:
+            assert gone(lambda: [*self.agents().values(), *self.named("spawn_main")], within_s=OWN_ORPHAN_SECONDS)
         assert gone(self.processes, within_s=orphans_within_s), [
             " ".join(psutil.Process(pid).cmdline())[:200] for pid in self.processes()
         ]

@@ -236,6 +236,9 @@ def _remove(namespaces: Sequence[str], bridge: str) -> None:
     for name in namespaces:
         if name in there:
             Machine(namespace=name, host="", address="", cable="", folder=Path()).kill()
+            # By itself it would go some time after its namespace, and until then nobody could have its name.
+            owner, number = NAME.fullmatch(name).groups()
+            subprocess.run(["ip", "link", "del", f"hv{owner}x{number}"], capture_output=True)
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
     subprocess.run(["ip", "link", "del", bridge], capture_output=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import pytest
 from drill import Drill
@@ -25,28 +26,31 @@ def test_an_end_that_is_asked_for(drill: Drill, number: signal.Signals, when: st
 
 
 def test_an_end_that_is_asked_for_twice(drill: Drill) -> None:
+    """The second time because an agent hangs."""
     run = drill.run()
     moment = run.wait_for_random_moment(drill.name)
-    os.kill(run.pid, signal.SIGSTOP)
+    os.kill(run.agents()["llama"], signal.SIGSTOP)
     os.kill(run.pid, signal.SIGTERM)
-    os.kill(run.pid, signal.SIGCONT)
+    time.sleep(1)
     os.kill(run.pid, signal.SIGTERM)
     drill.ends(run, moment, status=-signal.SIGTERM, says="")
     drill.started_again(run)
-    drill.row(run, moment, "SIGTERM twice", f"ends at once, its processes too; {AGAIN}")
+    drill.row(run, moment, "SIGTERM twice, because an agent hangs", f"ends at once, its processes too; {AGAIN}")
 
 
 def test_a_damaged_checkpoint_after_a_kill(drill: Drill) -> None:
     run = drill.run()
-    run.wait_until(lambda: run.recorded() >= 4)
-    moment = run.wait_for_random_moment(drill.name)
+    run.wait_for_random_moment(drill.name)
+    run.wait_until(lambda: len(run.saved()) > 1)
+    moment = run.now(f"after step {run.recorded()}")
     os.kill(run.pid, signal.SIGKILL)
     drill.ends(run, moment, status=-signal.SIGKILL, says="")
-    newest = run.folder / "checkpoints" / f"step-{max(run.saved()):06d}" / "agents" / "llama" / "weights.safetensors"
-    content = bytearray(newest.read_bytes())
+    older, newest = sorted(run.saved())[-2:]
+    file = run.folder / "checkpoints" / f"step-{newest:06d}" / "agents" / "llama" / "weights.safetensors"
+    content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
-    newest.write_bytes(content)
-    drill.started_again(run)
+    file.write_bytes(content)
+    drill.started_again(run, after=older)
     assert "damaged checkpoint(s) skipped" in run.printed()
     what = "kill -9 of the run itself, and one bit of the newest checkpoint flipped"
     drill.row(run, moment, what, "started again: goes on from the checkpoint before, with a warning; the same run")
