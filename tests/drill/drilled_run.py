@@ -223,9 +223,10 @@ class DrilledRun:
         """Its processes whose command line matches."""
 
         def matches(process: psutil.Process) -> bool:
-            return re.search(pattern, " ".join(process.cmdline())) is not None
+            told = " ".join(process.cmdline())
+            return process.pid != self.pid and re.search(pattern, told) is not None and self._belongs(process)
 
-        return [pid for pid in self.processes() if pid != self.pid and matches(psutil.Process(pid))]
+        return processes_where(matches)
 
     def _belongs(self, process: psutil.Process) -> bool:
         if f"{MARK}={self.mark}".encode() in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0"):
