@@ -351,7 +351,7 @@ def assert_weights(left: dict[str, Any], right: dict[str, Any], *, exactly: bool
             np.testing.assert_allclose(left[name], right[name], rtol=1e-4, atol=2e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("lora", [None, {"rank": 2}])
+@pytest.mark.parametrize("lora", [None, pytest.param({"rank": 2}, marks=pytest.mark.slow)])
 def test_a_checkpoint_is_read_by_any_number_of_workers(
     group: WorkerGroup, tiny_models: dict[str, Path], tmp_path: Path, lora: Any
 ) -> None:
@@ -408,7 +408,7 @@ def sample_and_learn(
     return seen
 
 
-@pytest.mark.parametrize("lora", [None, {"rank": 2}])
+@pytest.mark.parametrize("lora", [None, pytest.param({"rank": 2}, marks=pytest.mark.slow)])
 def test_a_sharded_agent_samples_hands_over_and_exports_what_it_has_learned(
     group: WorkerGroup, tiny_models: dict[str, Path], tmp_path: Path, lora: Any
 ) -> None:
@@ -482,7 +482,7 @@ def held(
     ]
 
 
-@pytest.mark.parametrize("lora", [None, {"rank": 2}])
+@pytest.mark.parametrize("lora", [None, pytest.param({"rank": 2}, marks=pytest.mark.slow)])
 def test_each_worker_holds_its_part_alone(
     group: WorkerGroup, tiny_models: dict[str, Path], tmp_path: Path, lora: Any
 ) -> None:
