@@ -13,11 +13,12 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types imports docs format mutation vllm
+.PHONY: help demo test drill check lint types imports docs format mutation vllm
 
 help:
 	@echo 'make demo      train two tiny agents together, compare, and draw a chart (about half a minute, no network)'
 	@echo 'make test      run the tests; SLOW=1 adds the slow ones, ARGS="-k name" is passed to pytest'
+	@echo 'make drill     inject faults into runs on Ray and write docs/fault-drill.md (slow; all of it only as root)'
 	@echo 'make check     lint, types, imports'
 	@echo 'make format    let ruff format and fix what it can'
 	@echo 'make docs      write docs/configuration.md from hacrl/config/options.py'
@@ -31,6 +32,14 @@ test: export HF_HUB_OFFLINE = 1
 test: export OMP_NUM_THREADS = 1
 test: .venv/.installed-dev
 	$(BIN)/python -m pytest -n 2 $(if $(SLOW),,-m "not slow") $(ARGS)
+
+drill: export HF_HUB_OFFLINE = 1
+drill: export OMP_NUM_THREADS = 1
+drill: export HACRL_DRILL_OUTCOMES = build/drill/outcomes.jsonl
+drill: .venv/.installed-dev
+	rm -f $(HACRL_DRILL_OUTCOMES)
+	$(BIN)/python -m pytest tests/drill $(ARGS)
+	$(BIN)/python docs/generate_fault_drill.py $(HACRL_DRILL_OUTCOMES)
 
 check: lint types imports
 

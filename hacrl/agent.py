@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hacrl.agent_state import load_state, save_state
+from hacrl.agent_state import load_state, save_state, told_refusal
 from hacrl.algorithms.algorithm import Algorithm
 from hacrl.config import AgentConfig, EvaluationConfig, RunConfig
 from hacrl.encode import Encoder, training_samples
@@ -257,14 +257,19 @@ class Agent:
     # ------------------------------------------------------------ state
 
     def save(self, folder: Path) -> None:
-        """Write what a resumed run needs: trained weights, optimizer, schedule, version; no frozen weights."""
+        """Write what a resumed run needs: trained weights, optimizer, schedule, version; no frozen weights.
+
+        Raises RunDirectoryError where the disk refuses.
+        """
         self.workers.on_first(lambda: self._save_version(folder))
         if self.learner is not None:
             save_state(folder, self.policy, self.learner, self.workers)
 
     def _save_version(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "agent.json").write_text(json.dumps({"name": self.name, "weights_version": self.weights_version}))
+        version = json.dumps({"name": self.name, "weights_version": self.weights_version})
+        with told_refusal(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "agent.json").write_text(version)
 
     def load(self, folder: Path, *, weights_only: bool = False) -> None:
         """Take over a saved state, of however many workers; nothing where the agent was lost before its first one.

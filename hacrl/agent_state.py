@@ -8,13 +8,15 @@ shards/               trained weights and the optimizer's tensors by name,      
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -27,22 +29,54 @@ _LEARNER, _WEIGHTS, _SHARDS = "learner.pt", "weights.safetensors", "shards"
 
 
 def save_state(folder: Path, policy: Policy, learner: Learner, workers: Workers) -> None:
-    """Write the trained weights and the learner's state into an existing folder; no frozen weights."""
+    """Write the trained weights and the learner's state into an existing folder; no frozen weights.
+
+    Raises RunDirectoryError where the disk refuses.
+    """
     if workers.size == 1:
         weights = {name: tensor.contiguous().cpu() for name, tensor in trained_weights(policy).items()}
-        save_file(weights, folder / _WEIGHTS)
-        torch.save(learner.state_dict(), folder / _LEARNER)
+        with told_refusal(folder):
+            save_file(weights, folder / _WEIGHTS)
+            torch.save(learner.state_dict(), folder / _LEARNER)
         return
     import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
 
     state = learner.state_dict()
     state["optimizer"] = {"param_groups": state["optimizer"]["param_groups"]}
-    workers.on_first(lambda: torch.save(state, folder / _LEARNER))
+
+    def save_learner() -> None:
+        with told_refusal(folder):
+            torch.save(state, folder / _LEARNER)
+
+    workers.on_first(save_learner)
     tensors = {f"weights/{name}": tensor for name, tensor in trained_weights(policy).items()}
     for name, parameter in policy.trained_parameters().items():
         for moment, value in learner.optimizer.state.get(parameter, {}).items():
             tensors[f"optimizer/{moment}/{name}"] = value
-    dcp.save(tensors, checkpoint_id=folder / _SHARDS)
+    try:
+        dcp.save(tensors, checkpoint_id=folder / _SHARDS)
+    except CheckpointException as error:
+        raise _refused(folder, error) from error
+
+
+@contextlib.contextmanager
+def told_refusal(folder: Path) -> Iterator[None]:
+    """Raise RunDirectoryError for whatever keeps files from being written, which torch and safetensors each tell in
+    another way."""
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise _refused(folder, error) from error
+
+
+def _refused(folder: Path, error: BaseException) -> RunDirectoryError:
+    # torch does not say that a disk is full, only that it came out at another place in the file than it should.
+    free = shutil.disk_usage(folder).free if folder.exists() else 0
+    return RunDirectoryError(
+        f"{folder}: the agent's state could not be written, with {free / 2**20:.1f} MiB free on that disk: {error}; "
+        f"earlier checkpoints are untouched: make room or give access, then start again with the same command"
+    )
 
 
 def load_state(folder: Path, policy: Policy, learner: Learner, workers: Workers, *, weights_only: bool) -> None:

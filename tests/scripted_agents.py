@@ -51,12 +51,16 @@ def scripted_fleet(
     agent: type,
     *,
     restarted: bool = False,
+    workers: int = 1,
     **settings: Any,
 ) -> RayFleet:
-    """Agents of the class `agent`, with these settings of `execution`."""
+    """Agents of the class `agent`, with these settings of `execution`; each has so many workers."""
     monkeypatch.setattr("hacrl.execution.ray_fleet.HostedAgent", agent)
     monkeypatch.chdir(folder)
-    config = load_config(run_config(tiny_models, folder / "run", execution={"name": "ray", **settings}))
+    options = run_config(tiny_models, folder / "run", execution={"name": "ray", **settings})
+    for agent_options in options["agents"]:
+        agent_options["resources"] = {"workers": workers}
+    config = load_config(options)
     assert isinstance(config.execution, RayConfig)
     return RayFleet(
         config,

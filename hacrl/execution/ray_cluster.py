@@ -61,7 +61,13 @@ class RayCluster:
             arguments = {"include_dashboard": False} if address == "local" else {}
             try:
                 ray.init(address=address, log_to_driver=False, logging_level="ERROR", **arguments)
-            except (ConnectionError, ValueError, RuntimeError) as error:
+            except Exception as error:  # where Ray takes too long to start, it raises no class of its own
+                ray.shutdown()
+                if address == "local":
+                    raise ClusterError(
+                        f"execution: Ray could not be started on this machine: {error}; if it is very busy or short "
+                        f"of memory, start again when it is not, or use `execution: local`"
+                    ) from error
                 raise ClusterError(
                     f"execution.address: no cluster can be reached at {address!r}: {error}; start one with `ray "
                     f"start`, give another address, or leave it out to use this machine alone"

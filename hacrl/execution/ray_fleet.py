@@ -452,14 +452,26 @@ class RayFleet:
         try:
             return self._cluster.take(pending)
         except FailedError as error:
+            self._raise_loss_behind(process, phase)
             raise AgentError(f"agent {name} ({process.where}) failed in the phase {phase!r}:\n{error}") from None
         except DiedError as error:
             if error.at_start:
                 raise AgentError(f"agent {name}: its process cannot be used:\n{error}") from None
-            raise AgentLostError(
-                f"agent {name} ({process.where}): its process died or cannot be reached, in the phase {phase!r} (a "
-                f"process killed by SIGKILL is often out of memory)\n{error}\n{_last_lines(process)}"
-            ) from None
+            raise _lost(process, phase, error) from None
+
+    def _raise_loss_behind(self, process: _Process, phase: str) -> None:
+        """The death of one of an agent's workers is an error in those that wait for it, which may be heard first."""
+        agent = self._agents.get(process.demand.agent)
+        others = [other for other in agent.workers if other is not process] if agent is not None else []
+        asked = {self._cluster.aside(other.remote, "pulse"): other for other in others}
+        end = time.monotonic() + STACK_SECONDS
+        while asked and (left := end - time.monotonic()) > 0:
+            for pending in self._cluster.ready(list(asked), timeout=left):
+                other = asked.pop(pending)
+                try:
+                    self._cluster.take(pending)
+                except DiedError as error:
+                    raise _lost(other, phase, error) from None
 
     # ------------------------------------------------------------ agents that fail, and agents that hang
 
@@ -467,6 +479,8 @@ class RayFleet:
         """Let the agent go, or raise the error."""
         lets_go = self._lets_go and not (isinstance(error, AgentLostError) and self._restarted)
         left = [agent for other, agent in self._present().items() if other != name]
+        # A disk that refuses is nobody's fault, and without this agent it would be no less full.
+        lets_go = lets_go and not isinstance(error, RunDirectoryError)
         if not lets_go or not any(agent.config.role != "author" for agent in left):
             raise error
         self._drop(name, str(error))
@@ -582,6 +596,13 @@ def _device(agent: AgentConfig, demand: Demand) -> str:
 def _question(task: Task) -> Task:
     """A task as agents need it. Columns stay behind: they are for rewards, and may be of types unknown elsewhere."""
     return replace(task, columns={})
+
+
+def _lost(process: _Process, phase: str, error: DiedError) -> AgentLostError:
+    return AgentLostError(
+        f"agent {process.demand.process} ({process.where}): its process died or cannot be reached, in the phase "
+        f"{phase!r} (a process killed by SIGKILL is often out of memory)\n{error}\n{_last_lines(process)}"
+    )
 
 
 def _last_lines(process: _Process) -> str:

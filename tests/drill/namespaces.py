@@ -2,16 +2,16 @@
 
     with Machines(3) as machines:
         machines.start_ray(cpus=(0, 1, 1))
-        run = machines[0].popen(["hacrl", "train", "run.yaml", "execution.name=ray", f"execution.address={machines.ray_address}"])
+        run = machines[0].popen(["hacrl", "train", "run.yaml", f"execution.address={machines.ray_address}"])
         machines[1].cut()      # its cable is pulled; the processes on it go on
         machines[1].heal()
 
-All share the file system, but for /tmp/ray, and the cores, and each sees all processes: `address: auto` could find another
-cluster. Processes of one machine do not see another's network, nor this
-one's. Needs root; `not_permitted` tells. What a killed owner has left behind is removed by the next one.
+All share the file system, but for /tmp/ray, and the cores, and each sees all processes: `address: auto` could find
+another cluster. Processes of one machine do not see another's network, nor this one's. Needs root; `not_permitted`
+tells. What a killed owner has left behind is removed by the next one.
 
-From a shell: `python tests/drill/namespaces.py 0 1 1` starts a cluster with so many cores on each machine, prints how to
-run a command on the first one, and takes it away at Ctrl-C.
+From a shell: `python tests/drill/namespaces.py 0 1 1` starts a cluster with so many cores on each machine, prints how
+to run a command on the first one, and takes it away at Ctrl-C.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,8 @@ START_SECONDS = 60.0
 STOP_SECONDS = 10.0
 NAME = re.compile(r"hacrl-(\d+)-(\d+)")
 
-# Each machine has its own /tmp/ray, name and list of names, as separate ones would. A token that some earlier use of Ray has
-# left in the home folder would turn authentication on for the head, and not for those that join it.
+# Each machine has its own /tmp/ray, name and list of names, as separate ones would. A token that some earlier use of
+# Ray has left in the home folder would turn authentication on for the head, and not for those that join it.
 ENTER = (
     'mount --bind "$1" /tmp/ray && mount --bind "$2" /etc/hosts && hostname "$3" && export PATH="$4:$PATH" && '
     'export RAY_AUTH_MODE=disabled && shift 4 && exec "$@"'
@@ -109,6 +110,8 @@ class Machines:
         self.folder = Path(tempfile.mkdtemp(prefix="hacrl-machines-"))
         self._bridge = f"hb{os.getpid()}"
         self._ray: list[subprocess.Popen[bytes]] = []
+        self._keepers: list[threading.Thread] = []
+        self._over = threading.Event()
         self._machines = [
             Machine(
                 namespace=f"hacrl-{os.getpid()}-{number}",
@@ -136,13 +139,18 @@ class Machines:
                 _ip("-n", machine.namespace, "address", "add", f"{machine.address}/24", "dev", "eth0")
                 for device in ("eth0", "lo"):
                     _ip("-n", machine.namespace, "link", "set", device, "up")
+                # It leads nowhere, but a machine finds out its own address by asking for the way to the world.
+                _ip("-n", machine.namespace, "route", "add", "default", "dev", "eth0")
         except BaseException:
             self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: Any) -> None:
+        self._over.set()
         _remove([machine.namespace for machine in self._machines], self._bridge)
+        for keeper in self._keepers:
+            keeper.join()
         for process in self._ray:
             process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -166,12 +174,33 @@ class Machines:
         for machine, cores in zip(self._machines, cpus, strict=True):
             self.start_ray_on(machine, cpus=cores, settings=settings)
 
-    def start_ray_on(self, machine: Machine, *, cpus: int, settings: Sequence[str] = ()) -> None:
-        """The same on one machine, also again, where Ray was killed there."""
+    def keep_ray_on(self, machine: Machine, *, cpus: int) -> None:
+        """`start_ray_on`, and again whenever Ray has ended there, as whoever looks after a machine would do."""
+
+        def keep() -> None:
+            while not self._over.wait(1):
+                if process.poll() is None:
+                    continue
+                machine.kill()
+                with contextlib.suppress(RuntimeError):  # the others cannot be reached yet
+                    start()
+
+        def start() -> None:
+            nonlocal process
+            process = self.start_ray_on(machine, cpus=cpus)
+
+        process = self.start_ray_on(machine, cpus=cpus)
+        self._keepers.append(threading.Thread(target=keep, daemon=True))
+        self._keepers[-1].start()
+
+    def start_ray_on(
+        self, machine: Machine, *, cpus: int, settings: Sequence[str] = (), environment: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        """The same on one machine, also again, where Ray was killed there; `environment` is put over this process's."""
         head = machine is self[0]
         place = ["--head", f"--port={PORT}", "--include-dashboard=false"] if head else [f"--address={self.ray_address}"]
         log = machine.folder / "ray-start.log"
-        environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0"}
+        variables = os.environ | {"RAY_USAGE_STATS_ENABLED": "0"} | (environment or {})
         arguments = [
             *("ray", "start", "--block", "--disable-usage-stats", f"--node-ip-address={machine.address}"),
             *(f"--num-cpus={cpus}", "--object-store-memory=100000000", *place, *settings),
@@ -182,7 +211,7 @@ class Machines:
                 stdout=output,
                 stderr=output,
                 stdin=subprocess.DEVNULL,
-                env=environment,
+                env=variables,
                 start_new_session=True,
             )
         self._ray.append(process)
@@ -191,6 +220,7 @@ class Machines:
             if process.poll() is not None or time.monotonic() > end:
                 raise RuntimeError(f"{machine.host}: `{shlex.join(arguments)}` did not start Ray:\n{text}")
             time.sleep(0.1)
+        return process
 
 
 def _ip(*arguments: str) -> str:
@@ -206,6 +236,9 @@ def _remove(namespaces: Sequence[str], bridge: str) -> None:
     for name in namespaces:
         if name in there:
             Machine(namespace=name, host="", address="", cable="", folder=Path()).kill()
+            # By itself it would go some time after its namespace, and until then nobody could have its name.
+            owner, number = NAME.fullmatch(name).groups()
+            subprocess.run(["ip", "link", "del", f"hv{owner}x{number}"], capture_output=True)
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
     subprocess.run(["ip", "link", "del", bridge], capture_output=True)
 

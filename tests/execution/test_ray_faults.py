@@ -18,7 +18,7 @@ from run_states import assert_identical, final_state, metric_lines
 from scripted_agents import ScriptedAgent, no_credit, scripted_fleet
 from tiny_runs import run_config
 
-from hacrl.errors import AgentError, AgentLostError
+from hacrl.errors import AgentError, AgentLostError, RunDirectoryError
 from hacrl.execution.hosted_agent import Answer
 from hacrl.execution.ray_fleet import RayFleet
 from hacrl.trainer import train, training_steps
@@ -244,6 +244,37 @@ def test_the_last_learner_cannot_be_let_go(make: Make) -> None:
 
     fleet = make(AllFailAgent, on_agent_failure="continue_without")
     with pytest.warns(UserWarning, match="is let go"), pytest.raises(AgentError, match="no room"):
+        fleet.update([], no_credit(), step=1).wait()
+
+
+def test_a_disk_that_refuses_is_no_reason_to_let_an_agent_go(make: Make, tmp_path: Path) -> None:
+    class RefusedAgent(ScriptedAgent):
+        """`llama` cannot write its state."""
+
+        def save(self, folder: Path) -> Answer:
+            if self.name == "llama":
+                raise RunDirectoryError("no room")
+            return self._answered(None, time.time(), ())
+
+    fleet = make(RefusedAgent, on_agent_failure="continue_without")
+    with pytest.raises(RunDirectoryError, match="no room"):
+        fleet.save(tmp_path / "first", before=None)
+    assert not fleet.absent
+
+
+def test_a_worker_that_dies_is_named_and_not_the_one_that_waited_for_it(make: Make) -> None:
+    class PairedAgent(ScriptedAgent):
+        """One of two workers dies, and the other one tells of an error at once."""
+
+        def update(self, *_: Any) -> Answer:
+            if self.name == "llama" and self.rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.name == "llama":
+                raise RuntimeError("connection reset by peer")
+            return self._answered("learned", time.time(), ())
+
+    fleet = make(PairedAgent, workers=2)
+    with pytest.raises(AgentLostError, match=r"^agent llama\.worker-1 .*its process died"):
         fleet.update([], no_credit(), step=1).wait()
 
 
