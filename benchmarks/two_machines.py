@@ -38,7 +38,13 @@ LIMIT_SECONDS = 3600.0
 
 
 def command(output: Path, overrides: list[str]) -> list[str]:
-    settings = ["evaluation.at_start=false", "evaluation.at_end=false", "export=none", "checkpoint.keep_last=1"]
+    settings = [
+        "evaluation.at_start=false",
+        "evaluation.at_end=false",
+        "export=none",
+        "checkpoint.every=2",
+        "checkpoint.keep_last=1",
+    ]
     hacrl = str(Path(sys.executable).parent / "hacrl")
     return [hacrl, "train", str(CONFIG), f"output={output}", *settings, *overrides]
 

@@ -244,8 +244,9 @@ def test_all_is_on_disk_before_it_becomes_visible(store: CheckpointStore, monkey
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "replace", replace)
     final = _save(store, 1).path
-    temporary = str(store.path / ".tmp-step-000001")
-    visible = events.index(("replace", temporary))
+    visible, temporary = next((place, path) for place, (kind, path) in enumerate(events) if kind == "replace")
+    assert Path(temporary).parent == store.path
+    assert Path(temporary).name.startswith(".tmp-step-000001-")
     forced = {path for kind, path in events[:visible] if kind == "fsync"}
     contents = {temporary + str(entry).removeprefix(str(final)) for entry in [final, *final.rglob("*")]}
     assert contents <= forced

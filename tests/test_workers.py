@@ -287,10 +287,26 @@ def groups_of(agent: Agent) -> list[RolloutGroup]:
     """Sampled answers of the agent itself, judged by their place in the group."""
     asked = tasks(first=0, count=3)
     by_task: dict[str, list[Rollout]] = {}
-    for completion in agent.sample(asked, step=1):
+    for completion in (completion for part in agent.sample(asked, step=1) for completion in part):
         rollout = Rollout(completion=completion, verdict=Verdict(reward=float(completion.index % 2)))
         by_task.setdefault(completion.task_id, []).append(rollout)
     return [RolloutGroup(task=task, rollouts=tuple(by_task[task.id])) for task in asked]
+
+
+def sampled(agent: Agent, prompts: Sequence[tuple[int, ...]], *, answers: int, new: int, seed: int) -> list[list[Any]]:
+    """What the agent's sampler answers to each prompt."""
+    found = dict(
+        agent.sampler.sample(
+            prompts,
+            places=range(len(prompts)),
+            answers=answers,
+            temperature=1.0,
+            top_p=1.0,
+            max_new_tokens=new,
+            seed=seed,
+        )
+    )
+    return [found[number] for number in range(len(prompts))]
 
 
 def updated(agent: Agent, groups: list[RolloutGroup], *, step: int) -> AgentUpdate:
@@ -314,7 +330,7 @@ def go(
     agent = build_agent(workers, models, folder, **options)
     if load is not None:
         # A pass before must not leave weights behind that are no longer those of the model.
-        agent.sampler.sample([(5, 6)], answers=1, temperature=1.0, top_p=1.0, max_new_tokens=2, seed=1)
+        sampled(agent, [(5, 6)], answers=1, new=2, seed=1)
         agent.load(load, weights_only=weights_only)
     updates = []
     for step in steps:
@@ -335,7 +351,7 @@ def assert_weights(left: dict[str, Any], right: dict[str, Any], *, exactly: bool
             np.testing.assert_allclose(left[name], right[name], rtol=1e-4, atol=2e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("lora", [None, {"rank": 2}])
+@pytest.mark.parametrize("lora", [None, pytest.param({"rank": 2}, marks=pytest.mark.slow)])
 def test_a_checkpoint_is_read_by_any_number_of_workers(
     group: WorkerGroup, tiny_models: dict[str, Path], tmp_path: Path, lora: Any
 ) -> None:
@@ -378,10 +394,8 @@ def sample_and_learn(
     for when in ("before", "after"):
         prompts = [(5, 6, 7, 8 + number) for number in range(workers.rank)]
         with agent.policy.gathered():
-            answers = agent.sampler.sample(
-                prompts, answers=2, temperature=1.0, top_p=1.0, max_new_tokens=4 + workers.rank, seed=3
-            )
-        again = agent.sampler.sample([(9, 8)], answers=1, temperature=1.0, top_p=1.0, max_new_tokens=2, seed=1)
+            answers = sampled(agent, prompts, answers=2, new=4 + workers.rank, seed=3)
+        again = sampled(agent, [(9, 8)], answers=1, new=2, seed=1)
         assert len(again[0][0].token_ids) in (1, 2)  # sharded again, and all workers together
         seen[f"sampled {when}"] = answers
         if when == "before":
@@ -394,7 +408,7 @@ def sample_and_learn(
     return seen
 
 
-@pytest.mark.parametrize("lora", [None, {"rank": 2}])
+@pytest.mark.parametrize("lora", [None, pytest.param({"rank": 2}, marks=pytest.mark.slow)])
 def test_a_sharded_agent_samples_hands_over_and_exports_what_it_has_learned(
     group: WorkerGroup, tiny_models: dict[str, Path], tmp_path: Path, lora: Any
 ) -> None:
@@ -405,7 +419,7 @@ def test_a_sharded_agent_samples_hands_over_and_exports_what_it_has_learned(
     assert several[1]["weights"] == {}
     prompts = [(5, 6, 7, 8)]
     for when in ("before", "after"):
-        expected = copy.sampler.sample(prompts, answers=2, temperature=1.0, top_p=1.0, max_new_tokens=5, seed=3)
+        expected = sampled(copy, prompts, answers=2, new=5, seed=3)
         assert several[0][f"sampled {when}"] == []
         for ours, theirs in zip(expected[0], several[1][f"sampled {when}"][0], strict=True):
             assert theirs.token_ids == ours.token_ids
@@ -468,7 +482,7 @@ def held(
     ]
 
 
-@pytest.mark.parametrize("lora", [None, {"rank": 2}])
+@pytest.mark.parametrize("lora", [None, pytest.param({"rank": 2}, marks=pytest.mark.slow)])
 def test_each_worker_holds_its_part_alone(
     group: WorkerGroup, tiny_models: dict[str, Path], tmp_path: Path, lora: Any
 ) -> None:

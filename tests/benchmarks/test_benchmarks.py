@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import yaml
@@ -150,6 +150,7 @@ class Knowing:
     """A fleet that answers every task right."""
 
     names = ("knowing",)
+    absent: ClassVar[dict[str, str]] = {}
 
     def __init__(self) -> None:
         self.settings: list[EvaluationConfig] = []

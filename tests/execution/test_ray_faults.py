@@ -76,6 +76,7 @@ def test_an_agent_that_hangs_is_named_with_its_phase_and_its_stack(make: Make) -
     assert "this line is where it hangs" in text
 
 
+@pytest.mark.slow
 def test_an_agent_whose_process_is_stopped_is_named(make: Make) -> None:
     fleet = impatient(make(hanging()))
     stopped = int(fleet._agents["llama"].workers[0].where.split()[1])
@@ -87,6 +88,7 @@ def test_an_agent_whose_process_is_stopped_is_named(make: Make) -> None:
         os.kill(stopped, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_work_that_goes_on_is_not_taken_for_a_hang(make: Make) -> None:
     class SlowAgent(ScriptedAgent):
         """Takes longer than the limit, and moves all the while."""
@@ -161,6 +163,7 @@ def test_what_comes_too_late_is_left_out_and_counted(make: Make) -> None:
     assert fleet.update([], no_credit(), step=3).wait() == {"qwen": "step 3", "llama": "step 3"}
 
 
+@pytest.mark.slow
 def test_without_a_limit_agents_wait_for_each_other(make: Make) -> None:
     fleet = make(dawdling())
     arrived: list[Completion] = []
@@ -196,6 +199,7 @@ def failing() -> type:
     return FailingAgent
 
 
+@pytest.mark.slow
 def test_an_agent_that_fails_ends_the_run_where_nothing_else_is_said(make: Make) -> None:
     fleet = make(failing())
     with pytest.raises(AgentError, match=r"(?s)^agent llama .* in the phase 'update':.*MemoryError: no room"):
@@ -226,6 +230,7 @@ def test_an_agent_that_fails_is_let_go_and_comes_back_from_its_last_state(make: 
     assert fleet.update([], no_credit(), step=3).wait() == {"qwen": 3, "llama": 1}
 
 
+@pytest.mark.slow
 def test_a_lost_agent_is_let_go_only_when_there_is_no_restart_and_a_failing_one_at_once(make: Make) -> None:
     fleet = impatient(make(hanging(), on_agent_failure="continue_without", restarted=True))
     with pytest.raises(AgentLostError, match="no progress"):
@@ -235,6 +240,7 @@ def test_a_lost_agent_is_let_go_only_when_there_is_no_restart_and_a_failing_one_
         failing_fleet.update([], no_credit(), step=1).wait()
 
 
+@pytest.mark.slow
 def test_the_last_learner_cannot_be_let_go(make: Make) -> None:
     class AllFailAgent(ScriptedAgent):
         """Fails to learn, whoever it is."""
@@ -281,6 +287,7 @@ def test_a_worker_that_dies_is_named_and_not_the_one_that_waited_for_it(make: Ma
 # ---------------------------------------------------------------- whole runs
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_without_an_agent_and_takes_it_back(
     cluster: Any, tiny_models: dict[str, Path], tmp_path: Path
 ) -> None:

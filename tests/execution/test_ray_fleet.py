@@ -82,6 +82,22 @@ def assert_alike(left: Path, right: Path, *, but: frozenset[str] = frozenset()) 
 
 
 @pytest.mark.slow
+def test_samplers_go_on_with_the_weights_of_the_checkpoint(
+    cluster: Any, tiny_models: dict[str, Path], tmp_path: Path
+) -> None:
+    """They load the models of the beginning, and are given what the workers have loaded before the first rollout."""
+    whole = train(run_config(tiny_models, tmp_path / "whole"))
+    config = run_config(tiny_models, tmp_path / "left", execution="ray")
+    for agent in config["agents"]:
+        agent["resources"] = {"cpus": 0.25, "samplers": 1}
+    steps = training_steps(config)
+    assert next(steps).step == 1
+    steps.close()
+    train(config)
+    assert_same_run(whole, tmp_path / "left")
+
+
+@pytest.mark.slow
 def test_two_workers_of_an_agent_do_what_one_does(cluster: Any, tiny_models: dict[str, Path], tmp_path: Path) -> None:
     """The same answers and, within rounding, the same gradients step by step; a checkpoint of two goes on as one."""
     local = train(run_config(tiny_models, tmp_path / "local", steps=4))
