@@ -33,7 +33,6 @@ PART_SECONDS = 0.05
 WORKERS_SECONDS = 3600.0
 
 STACK_FRAMES = 12
-SAMPLER_NICENESS = 10
 
 Kind = Literal["worker", "sampler"]
 """A worker trains, and samples where the agent has no samplers; a sampler only samples."""
@@ -76,9 +75,6 @@ class HostedAgent:
             os.dup2(output, descriptor)
         os.close(output)
         faulthandler.enable()
-        if kind == "sampler":
-            # On shared cores: an update is waited for, the answers to the next step are not, as long as it lasts.
-            os.nice(SAMPLER_NICENESS)
 
     def where(self) -> str:
         return f"process {os.getpid()} on {socket.gethostname()}"
