@@ -113,6 +113,7 @@ class DrilledRun:
             MARK: self.mark,
             ORDERS: str(self.aside / "orders"),
             "PYTHONUNBUFFERED": "1",
+            "PYTHONFAULTHANDLER": "1",  # it tells its stacks when it is ended for being late
             "COLUMNS": "400",  # messages are read here line by line
         }
         settings: dict[str, Any] = {"env": environment, "start_new_session": True, "stdin": subprocess.DEVNULL}
@@ -265,8 +266,12 @@ class DrilledRun:
                 seen, at, self.paused_s = self.recorded(), now, max(self.paused_s, now - at)
             if ended:
                 break
-            assert now - at < go_on_within_s, f"no step and no end within {go_on_within_s:g} s:\n{self.printed()}"
-            assert now - moment.at < within_s, f"not ended within {within_s:g} s of the fault:\n{self.printed()}"
+            if now - at > go_on_within_s or now - moment.at > within_s:
+                self.process.send_signal(signal.SIGABRT)
+                self.process.wait()
+                raise AssertionError(
+                    f"after {now - moment.at:.0f} s, {now - at:.0f} s without a step or an end:\n{self.printed()}"
+                )
             time.sleep(0.02)
         if self.machine is None:
             assert gone(lambda: [*self.agents().values(), *self.named("spawn_main")], within_s=OWN_ORPHAN_SECONDS)
