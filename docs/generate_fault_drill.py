@@ -18,7 +18,8 @@ HEAD = """\
 Each line of the table is a fault that was injected into a run on Ray: `hacrl train`, started as a user starts it, with
 two tiny agents of different families, ten steps, a checkpoint every second step, and `execution.watchdog_s: 20` where
 the table does not say otherwise. `make drill` does it all again, and with `HACRL_DRILL_SEED=1` at other moments
-([tests/drill](../tests/drill)); on two cores it takes about an hour. This must hold after every fault, and is checked:
+([tests/drill](../tests/drill)); on two cores it should take about an hour. The rows
+below were made in several sittings, and not by one call. This must hold after every fault, and is checked:
 
 - **Nothing that was recorded is lost.** Lines of `metrics.jsonl` up to the last checkpoint stay byte for byte as they
   were; at the end every step is there once.
