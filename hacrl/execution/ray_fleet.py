@@ -24,7 +24,7 @@ from hacrl.execution.fleet import Deliver, learner_credit
 from hacrl.execution.hosted_agent import Answer, HostedAgent
 from hacrl.execution.placement import Demand, demands, threads
 from hacrl.execution.ray_cluster import PATIENCE_SECONDS, DiedError, FailedError, Pending, RayCluster
-from hacrl.execution.timeline import Lap, Span, Timeline
+from hacrl.execution.timeline import TIMED_PHASES, Lap, Span, Timeline
 from hacrl.types import Completion, RolloutGroup, Task
 
 LOG_LINES = 20
@@ -34,8 +34,6 @@ CLOSE_SECONDS = 5.0
 START_SECONDS = 300.0
 # How long a process that has made no progress is given to tell what it is doing.
 STACK_SECONDS = 3.0
-# Phases in which passes through the model tell whether an agent is at work; in others it is processor time.
-COMPUTING = ("sample", "update", "evaluate")
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -74,7 +72,6 @@ class _Request:
     ended_at: float | None = None
     # Nobody waits for it any longer; what still comes is counted.
     abandoned: bool = False
-    delivered: int = 0
 
     @property
     def done(self) -> bool:
@@ -420,7 +417,6 @@ class RayFleet:
         if isinstance(value, Answer):
             self._note(call, value)
         elif call.take is not None:
-            call.request.delivered += len(value)
             call.take(value)
         if not call.pending.streams:
             self._close_call(call)
@@ -510,6 +506,8 @@ class RayFleet:
         asked = [call.process for call in at_work if call.process.asked_pulse is not None]
         answered = self._cluster.ready([process.asked_pulse for process in asked if process.asked_pulse], timeout=0)
         for call in at_work:
+            if call not in self._calls:
+                continue  # its agent has just been let go, for another of its processes
             process = call.process
             if process.asked_pulse in answered and process.asked_pulse is not None:
                 try:
@@ -518,8 +516,9 @@ class RayFleet:
                     # The call itself will tell.
                     passes, seconds = process.pulse or (0, 0)
                 process.asked_pulse = None
+                # While the model is at work its passes tell; elsewhere, and in an engine, it is processor time.
                 counts = (
-                    call.phase in COMPUTING
+                    call.phase in TIMED_PHASES
                     and self.config.sampling_of(self._agents[call.request.agent].config).engine == "transformers"
                 )
                 pulse = (passes, 0 if counts else seconds)
@@ -527,7 +526,7 @@ class RayFleet:
                     process.pulse, process.moved_at = pulse, now
             if process.asked_pulse is None:
                 process.asked_pulse = self._cluster.aside(process.remote, "pulse")
-            if now - process.moved_at > self._settings.watchdog_s and call in self._calls:
+            if now - process.moved_at > self._settings.watchdog_s:
                 self._failed(call.request.agent, self._still(call))
 
     def _still(self, call: _Call) -> AgentLostError:
