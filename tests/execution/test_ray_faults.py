@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -86,6 +87,25 @@ def test_an_agent_whose_process_is_stopped_is_named(make: Make) -> None:
             fleet.update([], no_credit(), step=1).wait()
     finally:
         os.kill(stopped, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_an_agent_of_two_processes_that_hang_is_let_go_once(make: Make) -> None:
+    class LlamaHangsAgent(ScriptedAgent):
+        """`llama` never ends an update."""
+
+        def update(self, *_: Any) -> Answer:
+            while self.name == "llama":
+                time.sleep(0.1)
+            return self._answered("learned", time.time(), ())
+
+    fleet = impatient(make(LlamaHangsAgent, on_agent_failure="continue_without"))
+    workers = fleet._agents["llama"].workers
+    workers.append(dataclasses.replace(workers[0]))  # two, as far as the fleet knows
+    with pytest.warns(UserWarning, match="agent llama is let go") as caught:
+        updates = fleet.update([], no_credit(), step=1).wait()
+    assert updates["qwen"] == "learned"
+    assert sum("is let go" in str(item.message) for item in caught) == 1
 
 
 @pytest.mark.slow
